@@ -17,6 +17,7 @@ import msgspec
 
 from tercet.engine.child import Paths, die_with_parent, ignore_group_signals
 from tercet.engine.config import EngineConfig
+from tercet.engine.image_rules import load_image_rules
 
 if TYPE_CHECKING:  # torch takes seconds, and who only names the spec has no use for it
     import torch
@@ -41,7 +42,7 @@ class CompilerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     multiprocessors: int
 
 
-def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
+def steps_of(config: EngineConfig, paths: Paths, opened: "Opened") -> "Steps":
     """What the steps of an engine with this model depend on."""
     from tercet.model.compile_ahead import Steps
     from tercet.model.landings import num_landings
@@ -61,6 +62,8 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         adapters=opened.ranks,
         kept=opened.kept,
         rounds_rows=opened.rounds_rows,
+        vision=None if opened.vision is None else opened.vision.config,
+        most_image_tokens=0 if opened.vision is None else most_image_tokens(config, paths, opened.max_model_len),
         num_landings=num_landings(config.run_ahead, config.max_lease),
     )
 
@@ -103,7 +106,15 @@ def open_configured(config: EngineConfig, paths: Paths, device: "torch.device") 
         guesses=config.speculative_config is not None and config.speculative_config.method == "mtp",
         eagle=None if paths.guesser is None else Path(paths.guesser),
         like=None if paths.weights is None else Path(paths.model),
+        sees=config.sees,
     )
+
+
+def most_image_tokens(config: EngineConfig, paths: Paths, max_model_len: int) -> int:
+    """Of an image, in an engine whose model sees."""
+    rules = load_image_rules(Path(paths.model), config)
+    assert rules is not None
+    return min(rules.most_seen, max_model_len - 1)
 
 
 def steps_of_spec(spec: CompilerSpec) -> "tuple[Steps, Gpu]":
@@ -115,7 +126,7 @@ def steps_of_spec(spec: CompilerSpec) -> "tuple[Steps, Gpu]":
     gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
     with pretending(gpu):
         opened = open_configured(spec.config, spec.paths, torch.device("meta"))
-        return steps_of(spec.config, opened), gpu
+        return steps_of(spec.config, spec.paths, opened), gpu
 
 
 def main(specs: IO[bytes], reports: IO[bytes], claims: Path, num_processes: int) -> None:

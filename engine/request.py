@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tercet.engine.pages import PrefixHasher
 from tercet.ipc.answers import FinishReason, Usage
+from tercet.ipc.images import PlacedImage
 from tercet.ipc.step_messages import Sampling, Submit
 
 
@@ -92,6 +93,8 @@ class Request:
     """Of answers to one prompt; None where there is only one."""
     is_sibling: bool = False
     """Another of its family came first, and will have computed the prompt."""
+    images: tuple[PlacedImage, ...] = ()
+    """Of the prompt. It has them until it ends: after a preemption they are looked at again."""
 
     def __post_init__(self) -> None:
         self._all_ids = self.token_ids
@@ -138,6 +141,13 @@ class Request:
         """Run from all of them on, now and later."""
         self.keeps_tokens, self.token_ids = True, self._all_ids
 
+    def images_behind(self, num_cached: int) -> tuple[PlacedImage, ...]:
+        """As workers need them that have so many tokens in the cache: without the pixels of those that lie in these."""
+        return tuple(
+            image if image.first + image.num_tokens > num_cached else structs.replace(image, pixels=b"")
+            for image in self.images
+        )
+
     def usage(self, length: int, now: float) -> Usage:
         """What it took, at its end."""
         admitted = now if self.admitted is None else self.admitted
@@ -182,6 +192,7 @@ def make_requests(message: Submit, hasher: PrefixHasher | None, now: float, *, a
             expires=expires,
             family=family,
             is_sibling=bool(requests),
+            images=message.images,
         )
         request.keeps_tokens = bool(generated_ids) and not again
         request.bring(token_ids, again=again)

@@ -155,7 +155,8 @@ class Residents:
         # Penalties count all tokens, and guesses are looked up among all.
         first = 0 if self._settings.looks_back or request.sampling.adjustments is not None else head.num_tokens
         ids = request.token_ids[first:].tobytes()
-        draft.enters.append(Enter(slot, ids, request.num_prompt, request.sampling, first))
+        images = request.images_behind(head.num_tokens)
+        draft.enters.append(Enter(slot, ids, request.num_prompt, request.sampling, first, images))
         if request.family is not None:
             request.family.enter(request, helps=not self.states.tile or bool(request.cuts))
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tercet.engine import child
 from tercet.engine.beside_steps import BesideSteps
 from tercet.engine.child import SupervisorLink
-from tercet.engine.compiler_process import CompilerSpec, guess_settings, open_configured, steps_of
+from tercet.engine.compiler_process import CompilerSpec, guess_settings, most_image_tokens, open_configured, steps_of
 from tercet.engine.compilers import Compilers, OthersCompilers, start_compilers
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
@@ -140,6 +140,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> _Made:
         max_lease=config.max_lease,
         enforce_eager=config.enforce_eager,
         guesses=guess_settings(config),
+        most_image_tokens=0 if decoder.vision is None else most_image_tokens(config, spec.paths, decoder.max_model_len),
         timed=config.trace_dir is not None,
     )
     places = num_places(config.max_num_seqs, num_kept_states(config))
@@ -231,7 +232,7 @@ def _start_compilers(
         capability=gpu.capability,
         multiprocessors=gpu.multiprocessors,
     )
-    return start_compilers(spec, kernel_cache(), fingerprint(steps_of(config, opened), gpu))
+    return start_compilers(spec, kernel_cache(), fingerprint(steps_of(config, link.spec.paths, opened), gpu))
 
 
 def _teller(link: SupervisorLink, what: str, clock: StartClock, before: str) -> Callable[[int, int], None]:

@@ -17,7 +17,7 @@ from tercet.model.renamed import is_bare, with_base
 from tercet.model.safetensors_files import SafetensorsCheckpoint
 from tercet.model.shard import EMBEDDING, LM_HEAD
 from tercet.model.split_rows import granite_hybrid, nemotron_hybrid
-from tercet.model.stacked_experts import StackedExperts, is_stacked
+from tercet.model.stacked_experts import StackedExperts, how_they_lie, is_stacked
 from tercet.model.text_part import has_text_part, text_part_of, text_tensors
 from tercet.model.weights import Checkpoint, Files
 
@@ -79,7 +79,7 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
     if config.dtype is None:
         config = replace(config, dtype=tensors.dtype_of(EMBEDDING))
     if has_stacked_experts(config):
-        return config, StackedExperts(tensors, device, in_turns=True)
+        return config, StackedExperts(tensors, device, "in turns")
     if quantization is None and config.experts is not None and any(map(is_stacked, tensors.shapes())):
-        return config, StackedExperts(tensors, device, in_turns=False)
+        return config, StackedExperts(tensors, device, how_they_lie(tensors.shapes(), config.hidden_size))
     return config, tensors if quantization is None else ExpandedCheckpoint(tensors, quantization, device)

@@ -25,6 +25,7 @@ from tercet.model.eagle_shard import OFFSETS, EagleShard
 from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
 from tercet.model.guess_head import with_guess_head
+from tercet.model.image_slots import ImageSlots
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.padded_shapes import Shapes
 from tercet.model.parallel import Group
@@ -39,6 +40,8 @@ from tercet.model.step_buffers import StepBuffers, max_row_words
 from tercet.model.step_end import StepEnd
 from tercet.model.token_logs import warm_up_prompt_logs
 from tercet.model.trial_shapes import TrialShapes
+from tercet.model.vision import empty_vision
+from tercet.model.vision_config import VisionConfig
 from tercet.model.weights import empty_weights
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.copy_pages import copy_pages
@@ -75,6 +78,10 @@ class Steps:
     """As `Opened` has it."""
     num_landings: int
     """Places for the tokens of steps, as `num_landings` in landings.py has it."""
+    vision: VisionConfig | None = None
+    """Of a model that sees."""
+    most_image_tokens: int = 0
+    """As `RunnerSettings` has it."""
 
 
 class Claims:
@@ -156,7 +163,13 @@ def launch_all(steps: Steps, rank: int) -> None:
     adapters = () if steps.adapters is None else empty_adapters(steps.adapters, config, **on_rank)
     guesses = steps.guesses
     ways: dict[str, Any] = {"deterministic": steps.deterministic, "guesses": guesses is not None, "adapters": adapters}
-    decoder = Decoder(config, weights, group, steps.max_model_len, **ways)
+    vision = see = None
+    if steps.vision is not None:
+        vision = empty_vision(steps.vision, dtype, _META, deterministic=steps.deterministic)
+        vision.warm_up(steps.most_image_tokens)
+    decoder = Decoder(config, weights, group, steps.max_model_len, vision=vision, **ways)
+    if vision is not None:
+        see = ImageSlots(decoder, vision, longest, with_graphs=False).attach
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
     trials = None if guesses is None else TrialShapes(guesses)
@@ -172,7 +185,9 @@ def launch_all(steps: Steps, rank: int) -> None:
     end = StepEnd(decoder, guesses, table, kv_cache, shapes, states)
     of_model = kv_cache[: config.num_caching_layers]
     for shape in shapes.for_compilers():
-        forwarded = forward_step(decoder, of_model, table, buffers, shape, guesses, states, end.hearing())
+        hearing = end.hearing()
+        sees = see if shape.with_images else None
+        forwarded = forward_step(decoder, of_model, table, buffers, shape, guesses, states, hearing, sees)
         sample_step_into(ring, decoder, forwarded, table, shape=shape, extras=extras)
         end.run(forwarded, shape)
     warm_up_prompt_logs(decoder, table)

@@ -30,8 +30,12 @@ from tercet.model.rope import rotary_tables
 from tercet.model.score_head import ScoreHead
 from tercet.model.states import States, held_by_layers
 from tercet.model.trial_shapes import TrialShapes
+from tercet.model.vision import Vision
+from tercet.model.vision_config import axes
 from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.axis_turns import axis_turns
 from tercet.triton_kernels.embedding import embedding
+from tercet.triton_kernels.image_rows import place_image_rows
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.scaled_weight import ScaledWeight
@@ -68,15 +72,18 @@ class Decoder:
         guesses: bool = False,
         adapters: Sequence[LayerAdapters] = (),
         exchanges: bool = True,
+        vision: Vision | None = None,
     ) -> None:
         """`guesses`: there will be steps with several tokens of one request; `adapters`: of each layer, if any;
-        `exchanges`: sums over ranks may be those that the group has places for, step by step."""
+        `exchanges`: sums over ranks may be those that the group has places for, step by step; `vision`: what sees
+        images, if there may be any."""
         self.config = config
         self.group = group
         self.max_model_len = max_model_len
         self.weights = weights
         self._exchanges = exchanges
         self.deterministic = deterministic
+        self.vision = vision
         self.head = Head(
             weights.final_norm_D, weights.lm_head_VD, config.stream_eps, config.vocab_size, config.logit_softcap, group,
             deterministic,
@@ -91,6 +98,13 @@ class Decoder:
         device = weights.embedding_VD.device
         self._rotary_dim = config.rope.rotary_dim(config.turning_dim)
         tables = rotary_tables(config.layer_ropes, config.turning_dim, self._rotary_dim, max_model_len, device)
+        self.turns_by_axes = vision is not None and vision.config.sections is not None
+        """Whether images turn their tokens, and those behind, otherwise than words."""
+        if vision is not None and vision.config.sections is not None:
+            self._turns_PR = tables[config.rope]
+            by_axis = axes(vision.config.sections, vision.config.interleaved, self._rotary_dim // 2)
+            self._axis_F = torch.tensor(by_axis, dtype=torch.int32, device=device)
+            """Of each frequency, which of the three numbers of a place in an image turns it."""
         self._layers = [
             # A window that no sequence outgrows is none.
             Layer(
@@ -135,6 +149,7 @@ class Decoder:
             trials=trials,
             adapted=self.num_adapters > 0,
             always_adapted=self.num_adapters > 0 and self.deterministic,
+            sees=self.vision is not None,
         )
 
     @property
@@ -208,6 +223,13 @@ class Decoder:
             stream_TD = scaled_embedding(ids_T, shard_VD, first, self._embedding_factor)
         return self.group.all_reduce(stream_TD)  # of numbers of which all but one are zero: exact in any order
 
+    def turns(self, positions_T: Tensor, turns_T3: Tensor) -> Tensor:
+        """Cosines and sines of a step's tokens, [T, R]: of places in images, and as others' where those are -1. Of a
+        decoder that `turns_by_axes`."""
+        turns_TR = self._turns_PR.new_empty(len(positions_T), self._turns_PR.shape[1])
+        axis_turns(self._turns_PR, turns_T3, self._axis_F, turns_TR, else_T=positions_T)
+        return turns_TR
+
     def _attend_in_last(
         self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None, *, whole: bool,
         longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None, hear: Hear | None = None,
@@ -220,11 +242,16 @@ class Decoder:
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         beginning = Beginning(self.embed(inputs.input_ids_T)) if begin is None else begin()
+        images, ids_T = inputs.image_rows, inputs.input_ids_T
+        if images is not None:
+            place_image_rows(beginning.stream_TD, ids_T, images.stream_TD, add=False)
         residual = self._residual(beginning, inputs, whole=whole)
         for index, (layer, place) in enumerate(
             zip(self._layers, held_by_layers(self.config, kv_cache, states), strict=True)
         ):
             is_last = layer is self._layers[-1]
+            if images is not None and 0 < index <= len(images.deep):
+                place_image_rows(residual.whole(), ids_T, images.deep[index - 1], add=True)
             prefill = plan.last_queries if is_last and not whole else plan.prefill.get(layer.scoring.window)
             attended_TH = layer.attend(residual, inputs, page_table_SM, place, plan, prefill)
             if hear is not None:
@@ -249,7 +276,9 @@ class Decoder:
                 stream_TD, joined_TE, self.group, eps, deterministic=deterministic, rows=inputs.told_tokens_1
             )  # fmt: skip
         # Blocks with norms of their own need the sum over ranks before those; what adapters add is not made in halves.
-        halves = self._exchanges and not whole and not self.config.block_norms and inputs.groups_T is None
+        # Nor can rows be added to what is still on its way.
+        plain = inputs.groups_T is None and inputs.image_rows is None
+        halves = self._exchanges and not whole and not self.config.block_norms and plain
         if halves and (exchange := self.group.exchange_for(len(stream_TD))):
             return ExchangedResidual(
                 stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1

@@ -5,6 +5,8 @@ Knows the order of things; what is sampled from hidden states is the sampler's m
 Shape suffixes: R rows that sample, T tokens of the step, D hidden size.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -45,10 +47,11 @@ def forward_step(
     guesses: GuessSettings | None = None,
     states: States | None = None,
     hearing: Hearing | None = None,
+    see: Callable[[StepInputs], StepInputs] | None = None,
 ) -> Forwarded:
     """Prepare a step and run the model. `kv_cache`: [layer, k/v, page, kv head, token, dim], of the model's own layers;
     `guesses`: of an engine that tries any; `states`: of a model whose layers carry some;
-    `hearing`: what hears the step's stream on the way."""
+    `hearing`: what hears the step's stream on the way; `see`: of a step with images, adds them to what layers read."""
     sizes = {"page_size": kv_cache.shape[4], "num_pages": kv_cache.shape[2]}
     trials, whole = None, shape.of_prompts
     if shape.num_trials:
@@ -64,6 +67,10 @@ def forward_step(
         prepare(rows, table, inputs, **sizes)
         by_layer = guesses is not None and guesses.looked_up is None
         whole = whole or (shape.num_chunks > 0 and by_layer and hearing is None)
+    if decoder.turns_by_axes:
+        inputs = replace(inputs, shifts_S=table.shift_S)
+    if see is not None:
+        inputs = see(inputs)
     if shape.adapted:
         inputs = with_adapters(inputs, table.adapter_S, decoder.num_adapters, deterministic=decoder.deterministic)
     tables = inputs, kv_cache, table.page_table_SM, states

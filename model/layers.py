@@ -191,12 +191,18 @@ class Layer:
         plain = weights.qkv_bias_N is None and weights.qk_norm_J is None and not self.deterministic
         return plain and can_fuse_prologue(num_tokens, weights.qkv_ND, kv[0], self.cos_sin_PR.shape[1])
 
+    def _turns(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """Where each token finds its cosines and sines, and the table that has them."""
+        turned = inputs.turned
+        return (inputs.positions_T, self.cos_sin_PR) if turned is None else (turned.places_T, turned.cos_sin_TR)
+
     def _project_heads(self, residual: Residual, inputs: StepInputs, kv: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """q, k, v rows of the `first` tokens; queries of those behind, whose K and V are written."""
         weights = self.weights
         assert weights.input_norm_D is not None  # where norms are behind blocks alone, heads are normed together
         dtype, device = weights.qkv_ND.dtype, weights.qkv_ND.device
         heads = self._num_heads, self.config.head_dim
+        places_T, cos_sin_PR = self._turns(inputs)
         qkv_TN = torch.empty(first, len(weights.qkv_ND), dtype=dtype, device=device)
         q_THD = torch.empty(len(inputs.positions_T) - first, *heads, dtype=dtype, device=device)
         for part in residual.normed(weights.input_norm_D):
@@ -207,15 +213,9 @@ class Layer:
                 out = qkv_TN[start:begin]
                 linear(part.x_TD[:ahead], weights.qkv_ND, None, out, deterministic=self.deterministic)
             matmul_prologue(
-                part.x_TD[ahead:],
-                weights.qkv_ND,
-                inputs.positions_T[begin:end],
-                inputs.kv_slots_T[begin:end],
-                *self._head_inputs(kv),
-                q_THD[begin - first : end - first],
-                part.count_1,
-                ahead,
-            )
+                part.x_TD[ahead:], weights.qkv_ND, places_T[begin:end], inputs.kv_slots_T[begin:end], cos_sin_PR,
+                *self._head_inputs(kv), q_THD[begin - first : end - first], part.count_1, ahead,
+            )  # fmt: skip
         return qkv_TN, q_THD
 
     def _norm_qk(self, qkv_TN: Tensor, weight_J: Tensor) -> None:
@@ -226,17 +226,19 @@ class Layer:
             squares_PT2 = self.group.stack(qk_squares(qkv_TN, num_q, len(weight_J) - num_q))
         qk_norm(qkv_TN, weight_J, num_q, self.config.rms_norm_eps, squares_PT2)
 
-    def _head_inputs(self, kv: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor]:
-        """What heads are turned and normed by, and where K and V go: arguments of every kernel that does so."""
+    def _head_inputs(self, kv: Tensor) -> tuple[Tensor | None, Tensor | None, float, Tensor, Tensor]:
+        """What heads are normed by, and where K and V go: arguments of every kernel that does so."""
         weights = self.weights
-        return self.cos_sin_PR, weights.q_norm_H, weights.k_norm_H, self.config.rms_norm_eps, kv[0], kv[1]
+        return weights.q_norm_H, weights.k_norm_H, self.config.rms_norm_eps, kv[0], kv[1]
 
     def _prologue(self, qkv_TN: Tensor, inputs: StepInputs, kv: Tensor, first: int) -> Tensor:
         """Queries of the tokens from `first` on, whose K and V are written."""
+        places_T, cos_sin_PR = self._turns(inputs)
         return attention_prologue(
             qkv_TN,
-            inputs.positions_T[first:],
+            places_T[first:],
             inputs.kv_slots_T[first:],
+            cos_sin_PR,
             *self._head_inputs(kv),
             self._num_heads,
             inputs.num_tokens_1,
@@ -253,6 +255,7 @@ class Layer:
         if isinstance(shares, FusedPlan):
             fused_decode_attention(
                 qkv_TN[:num_rows],
+                self.cos_sin_PR,
                 *self._head_inputs(kv),
                 page_table_SM,
                 shares,
@@ -260,6 +263,7 @@ class Layer:
                 self.scoring.scale,
                 out_BHD,
                 self.scoring.sinks_H,
+                inputs.shifts_S,
             )
         else:
             decode_attention(

@@ -21,6 +21,7 @@ from tercet.model.guess_head import with_guess_head
 from tercet.model.kv_cache import FP8_CAPABILITY, cache_dtype
 from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS
+from tercet.model.opened_vision import OpenedVision, open_vision
 from tercet.model.other_weights import Rank, exchange_weights
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import Weights
@@ -30,6 +31,7 @@ from tercet.model.rounded_rows import check_rounding, with_rounded_rows
 from tercet.model.same_model import check_same
 from tercet.model.scaled_rows import Kept
 from tercet.model.states import check_for_gpu
+from tercet.model.vision import load_vision
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights
 from tercet.triton_kernels.dispatch import INTERPRETED, gpu_of
 from tercet.triton_kernels.scaled_weight import E8M0
@@ -62,6 +64,8 @@ class Opened:
     """The checkpoint of a layer that guesses, if it has one of its own."""
     rounds_rows: bool = False
     """Products of many rows multiply those in eight bits, too, where weights are so."""
+    vision: OpenedVision | None = None
+    """What sees images, if there may be any and it is known."""
 
     @property
     def num_expanded(self) -> int:
@@ -88,12 +92,13 @@ def open_for(
     guesses: bool = False,
     eagle: Path | None = None,
     like: Path | None = None,
+    sees: bool = False,
 ) -> Opened:
     """Read what there is to know before weights. `dummy_seed`: random weights instead of the checkpoint's (only its
     config.json is needed). On the number of ranks depends what is kept. `adapters`: folders of LoRA adapters, by place;
     `reserved`: the places, if they may come and go; `label_tokens`: by which a model classifies; `guesses`: the layer
     behind the last is wanted, which guesses tokens; `eagle`: folder of a checkpoint with one that guesses in its place;
-    `like`: of which model these are other weights.
+    `like`: of which model these are other weights; `sees`: requests may have images, if the model can see.
     ValueError names what is wrong with the model, with the settings for this model, or with an adapter for it."""
     tensors: Checkpoint
     first = None if like is None else check_same(path, like, has_weights=dummy_seed is None)
@@ -135,8 +140,9 @@ def open_for(
         for file in given:
             check_fits(file, ranks, config)
     return Opened(
-        config, tensors, torch_dtype, in_cache, length, kept, files, ranks, guessing, activation_dtype != "auto"
-    )
+        config, tensors, torch_dtype, in_cache, length, kept, files, ranks, guessing, activation_dtype != "auto",
+        open_vision(path, device, dummy_seed, wanted=sees),
+    )  # fmt: skip
 
 
 def with_state_dtype(config: ModelConfig, name: str) -> ModelConfig:
@@ -183,8 +189,15 @@ def load_decoder(
     adapters: tuple[LayerAdapters, ...] = ()
     if opened.ranks is not None:
         adapters = adapters_for_cpu(load_adapters(opened.adapters, opened.ranks, config, **on_rank))
+    vision = None
+    if opened.vision is not None:
+        seen = opened.vision
+        vision = load_vision(
+            seen.files, config, seen.config, dtype, group.device, seen.seed, deterministic=deterministic
+        )
     return Decoder(
         config, weights, group, opened.max_model_len, deterministic=deterministic, guesses=guesses, adapters=adapters,
+        vision=vision,
     )  # fmt: skip
 
 
@@ -202,6 +215,10 @@ def load_into(decoder: Decoder, opened: Opened) -> None:
     if replace(opened.config, dtype=None) != replace(decoder.config, dtype=None):  # of a head, files decide, too
         raise ValueError(f"{opened.tensors.source}: its files have a head, or none, otherwise than the model's first")
     group = decoder.group
+    if decoder.vision is not None:
+        assert opened.vision is not None
+        assert opened.vision.files is not None
+        decoder.vision.read(opened.vision.files)
     rank = Rank(group.rank, group.size, decoder.dtype, group.device, opened.kept)
     exchange_weights(decoder.weights, opened.tensors, opened.config, rank, lambda weights: _finished(weights, opened))
 

@@ -57,13 +57,16 @@ class Shapes:
         trials: TrialShapes | None = None,
         adapted: bool = False,
         always_adapted: bool = False,
+        sees: bool = False,
     ) -> None:
         """`short_rows`: up to how many rows attention serves in another way while they are short: several in small
         models; `short_trials`: the same, slots that try several tokens each; `fewest_rows`: to which more than one are
         padded; `most_deep`: by tokens before them, up to how many prefill tokens attention serves in another way there;
-        `trials`: of steps with guesses, if there are any; `adapted`: there are steps with adapters."""
+        `trials`: of steps with guesses, if there are any; `adapted`: there are steps with adapters; `sees`: and with
+        images."""
         self._most_deep = most_deep
         self._adapted = adapted
+        self._sees = sees
         self.always_adapted = always_adapted
         """Steps run as if some row had an adapter even where none has: so they have the same bits in any company."""
         self._trials = [] if trials is None else trials.for_graphs()
@@ -103,6 +106,9 @@ class Shapes:
         if self._adapted:
             bare = () if self.always_adapted else shapes
             shapes = [*(shape._replace(adapted=shape.part != Part.DRAW) for shape in shapes), *bare]
+        if self._sees:
+            few = [shape for shape in shapes if shape.num_chunks == self._chunks[0]]
+            shapes += [shape._replace(with_images=True) for shape in few]
 
         def order(shape: StepShape) -> tuple[int, bool, bool, int]:
             num_tokens = shape.num_decodes + shape.num_prefill_tokens
@@ -118,7 +124,8 @@ class Shapes:
     def plain(self) -> list[StepShape]:
         """Those of `for_graphs` with nothing that only some requests want."""
         shapes = self.for_graphs()
-        return [shape for shape in shapes if shape.part == Part.ALL and not (shape.adjusted or shape.logged)]
+        whole = [shape for shape in shapes if shape.part == Part.ALL]
+        return [shape for shape in whole if not (shape.adjusted or shape.logged or shape.with_images)]
 
     def for_start(self) -> list[StepShape]:
         """Those that an engine is to have before its first request, the largest of all first: decodes that draw without
@@ -141,7 +148,7 @@ class Shapes:
 
     def stand_ins(self, shape: StepShape) -> list[StepShape]:
         """What may run a step with prefill and nothing extra, the best first: at last one of `for_start`."""
-        extra = shape.adjusted or shape.logged or shape.of_prompts
+        extra = shape.adjusted or shape.logged or shape.of_prompts or shape.with_images
         if extra or not shape.num_chunks:
             return []
         less_deep = [shape._replace(deep=deep) for deep in (*self._depths_of(shape)[::-1], 0) if deep < shape.deep]
@@ -150,7 +157,8 @@ class Shapes:
     def for_warm_up(self) -> list[StepShape]:
         """What the longest steps use beyond the kernels and the memory of graphs: to adjust logits, to tell
         log-probabilities. Of few requests steps with guesses have the most rows."""
-        longest = self._largest._replace(of_prompts=True), *self._trials[:1]
+        with_prompts = self._largest._replace(of_prompts=True, with_images=self._sees)
+        longest = with_prompts, *self._trials[:1]
         return [
             shape._replace(whole_logits=True, adjusted=True, logged=True, adapted=self._adapted) for shape in longest
         ]

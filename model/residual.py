@@ -72,7 +72,7 @@ class Residual:
 
     def linear(self, weight_ND: Matrix, bias_N: Tensor | None) -> Tensor:
         """Project the stream as it is: [T, N]."""
-        return linear(self._whole(), weight_ND, bias_N, deterministic=self._deterministic, rows=self._rows)
+        return linear(self.whole(), weight_ND, bias_N, deterministic=self._deterministic, rows=self._rows)
 
     def normed(self, norm_D: Tensor) -> Iterator[Normed]:
         """Norm the stream, part by part: to be used before the next one is asked for."""
@@ -92,7 +92,7 @@ class Residual:
 
     def gate(self, weight_2FD: Matrix) -> Tensor:
         """Project the stream as it is, gate and up rows in turns, and gate it: [T, F]."""
-        return linear_gate(self._whole(), weight_2FD, deterministic=self._deterministic, rows=self._rows)
+        return linear_gate(self.whole(), weight_2FD, deterministic=self._deterministic, rows=self._rows)
 
     def add(self, x_TN: Tensor, weight_DN: Matrix, bias_D: Tensor | None) -> None:
         """Add a block's projection, a part on each rank."""
@@ -125,6 +125,11 @@ class Residual:
         stream_RD = embedding(rows_R, self._stream_TD)
         return Residual(stream_RD, self._group, self._eps, deterministic=self._deterministic, rows=None)
 
+    def whole(self) -> Tensor:
+        """The stream with all that was added so far, which may be added to."""
+        stream_TD, self._update_TD = self.end(), None
+        return stream_TD
+
     def end(self) -> Tensor:
         """The stream with all that was added, before the final norm."""
         if self._update_TD is None:
@@ -144,10 +149,6 @@ class Residual:
             assert inboxes is not None  # or there were no parts
             update_TD = all_reduce_parts(update_TD, self._stream_TD.dtype, inboxes)
         return residual_add(update_TD, self._stream_TD)
-
-    def _whole(self) -> Tensor:
-        stream_TD, self._update_TD = self.end(), None
-        return stream_TD
 
     def _parts(self, x_TN: Tensor, weight_DN: Matrix) -> Tensor | None:
         """The parts of a projection, if it is better done so and what comes next can add them."""

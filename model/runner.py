@@ -14,11 +14,12 @@ from torch import Tensor
 
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Draw, Step
+from tercet.model.beyond_tokens import BeyondTokens
 from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.forward_step import Forwarded, forward_step
 from tercet.model.graphs import StepGraphs
-from tercet.model.host_copies import HostCopy, HostRooms
+from tercet.model.image_slots import ImageSlots
 from tercet.model.landings import DoneLanding, DoneMidway, Landing, LandingRing, Midway, num_landings
 from tercet.model.plan_copies import PlanCopies
 from tercet.model.plan_rows import PlanRows
@@ -30,9 +31,8 @@ from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_ch
 from tercet.model.states import States, state_tile
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_end import StepEnd
-from tercet.model.step_extra import StepExtra, StepLogs, StepVectors
 from tercet.model.step_shape import Part, StepShape
-from tercet.model.token_logs import Chunk, prompt_logs, warm_up_prompt_logs
+from tercet.model.token_logs import warm_up_prompt_logs
 from tercet.model.trial_shapes import TrialShapes
 from tercet.triton_kernels.write_plan import HEADER_WORDS
 
@@ -71,11 +71,16 @@ class Runner:
             torch.cuda.set_stream(torch.cuda.Stream(device))
         self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, page_size, device)
         self._dummy = settings.max_num_seqs
+        self._most_image_tokens = settings.most_image_tokens
         self._guesses = settings.guesses
         trials = None if self._guesses is None else TrialShapes(self._guesses)
         self._shapes = decoder.shapes(kv_cache, settings.max_num_seqs, settings.max_num_batched_tokens, trials)
         self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size, settings.run_ahead)
-        self._choice = ShapeChoice(self._shapes, trials, self._extras, settings.max_num_seqs)
+        self._beyond = BeyondTokens(decoder, self.table, self._extras)
+        self._images = None if decoder.vision is None else ImageSlots(
+            decoder, decoder.vision, self._shapes.max_tokens, with_graphs=self._on_gpu and not settings.enforce_eager
+        )  # fmt: skip
+        self._choice = ShapeChoice(self._shapes, trials, self._extras, settings.max_num_seqs, self._images)
         self._row_words = max_row_words(self._shapes.max_rows)
         self._plan = PlanBuffer(self._row_words + HEADER_WORDS + _CHANGE_WORDS, device, settings.run_ahead + 2)
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
@@ -88,9 +93,6 @@ class Runner:
         self._has_masks = False
         self._begun: _Begun | None = None
         """On the CPU: the step that awaits its draw."""
-        self._prompt_logs: list[tuple[Chunk, list[Tensor]]] = []
-        """Of the step launched last."""
-        self._rooms = HostRooms()
         self._shape = StepShape(0, 0, 0)
         self._rows_on_device = self._shape, b"", b""
         dtype, config = str(decoder.dtype).removeprefix("torch."), decoder.config
@@ -110,6 +112,7 @@ class Runner:
         """Apply what a plan changes and remember its rows: one replay or launch, unless the changes are long."""
         self._rows, self._has_masks = PlanRows.of(step), bool(step.masks)
         self._choice.note(step.enter)
+        shifts = {} if self._images is None else self._images.note(step)
         self._extras.masks.take(step)
         adjustments = list(self._extras.pack(step, self._row_words, _CHANGE_WORDS))
         if self._on_gpu:
@@ -123,7 +126,7 @@ class Runner:
         if self._on_gpu:
             num_rows = write_rows(words, self._shape, self._rows.decodes, self._rows.chunks, self._dummy)
         rows_alone = [NO_CHANGES] if self._on_gpu else []
-        for index, changes in enumerate(split_changes(step, _CHANGE_WORDS) or rows_alone):
+        for index, changes in enumerate(split_changes(step, _CHANGE_WORDS, shifts) or rows_alone):
             if index:  # more than one run
                 words, num_rows = self._plan.begin(), 0
             self._writer.write(changes.write(words, self._row_words, num_rows))
@@ -134,18 +137,19 @@ class Runner:
 
     def launch(self, index: int) -> Landing:
         """Run step `index` of the plan's lease."""
-        self._prompt_logs = []
+        self._beyond.begin()
         if not self._on_gpu:
             self._run_model_on_cpu()
             return self._draw_on_cpu(np.zeros(0, np.int32))
         shape = self._reserve(index)
+        self._see(shape)
         if self._has_masks:
             self._extras.masks.fetch(self._buffers.cut(shape)[1].slots_R)
         return self._land(self._graphs.run(shape))
 
     def launch_model(self) -> Midway:
         """Run the step of a plan that awaits masks up to its draw, which `draw` runs."""
-        self._prompt_logs = []
+        self._beyond.begin()
         if not self._on_gpu:
             self._run_model_on_cpu()
             return DoneMidway()
@@ -171,6 +175,7 @@ class Runner:
         alive = np.flatnonzero(self.table.done_S.numpy()[self._rows.decodes] == 0)
         shape, computed = self._choice.exact(self._rows, len(alive)), self._rows.results_of(alive)
         write_rows(self._plan.begin(), shape, self._rows.decodes[alive], self._rows.chunks, self._dummy)
+        self._see(shape)
         self._begun = _Begun(shape, computed, self._forward(shape) if len(computed) else None)
 
     @torch.inference_mode()
@@ -186,7 +191,9 @@ class Runner:
         self._end.run(forwarded, shape)
         token_ids_R[computed] = tokens_N.numpy()
         hidden_CD = forwarded.hidden_RD[shape.num_decodes :]
-        return DoneLanding(token_ids_R, self._extra(shape, logs_NW, hidden_CD, computed, np.arange(len(computed))))
+        places = np.arange(len(computed))
+        extra = self._beyond.copied(self._rows, shape, logs_NW, hidden_CD, computed, places)
+        return DoneLanding(token_ids_R, extra)
 
     def _reserve(self, index: int) -> StepShape:
         """Before each launch on a GPU; the shape of step `index`."""
@@ -211,7 +218,9 @@ class Runner:
         if not (num_chunks := self._rows.chunks.shape[1]) and not self._shape.logged:
             return self._landings.launched(slice(self._rows.num_results))
         places = self._rows.places(self._shape)
-        extra = self._extra(self._shape, logs_RW, self._hidden_RD[:num_chunks], np.arange(len(places)), places)
+        extra = self._beyond.copied(
+            self._rows, self._shape, logs_RW, self._hidden_RD[:num_chunks], np.arange(len(places)), places
+        )
         return self._landings.launched(places, extra)
 
     @torch.inference_mode()
@@ -219,36 +228,12 @@ class Runner:
         """Hidden states of the step's rows; where prompts' log-probabilities are wanted, of all tokens on the way."""
         tables = self._kv_cache, self.table, self._buffers
         extra = self._guesses, self._states, self._end.hearing()
-        forwarded = forward_step(self._decoder, *tables, shape, *extra)
+        see = self._images.attach if shape.with_images and self._images is not None else None
+        forwarded = forward_step(self._decoder, *tables, shape, *extra, see)
         if shape.of_prompts:
-            hidden_TD = forwarded.hidden_TD
-            assert hidden_TD is not None
-            chunks = self._extras.logged_chunks(len(self._rows.decodes), shape.num_decodes, self._rows.chunks)
-            self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
+            assert forwarded.hidden_TD is not None
+            self._beyond.log_prompts(forwarded.hidden_TD, self._rows, shape)
         return forwarded
-
-    @torch.inference_mode()
-    def _extra(
-        self, shape: StepShape, logs_RW: Tensor | None, hidden_CD: Tensor, computed: NDArray[np.intp],
-        places: NDArray[np.intp],
-    ) -> StepExtra | None:  # fmt: skip
-        """Start copying to the host what the step says beyond tokens. `hidden_CD`: of its chunks."""
-        logs = self._logs(logs_RW, computed, places) if shape.logged or shape.of_prompts else None
-        vectors = None
-        if embedded := self._extras.embedded(self._rows.chunks):
-            words = HostCopy(self._decoder.head.normed(hidden_CD).view(torch.int32), self._rooms)
-            kind = hidden_CD.dtype, self._decoder.config.logits_scaling, self._decoder.score_head
-            vectors = StepVectors(embedded, self._rows.num_decode_rows, words, *kind)
-        return StepExtra(logs, vectors) if logs or vectors else None
-
-    def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
-        """`computed`: rows of the results; `places`: where they are among the logs."""
-        logged = self._extras.logged(self._rows.slots[computed])
-        prompts = [(chunk, [HostCopy(block, self._rooms) for block in blocks]) for chunk, blocks in self._prompt_logs]
-        if logs_RW is None:  # no row samples
-            logged[:] = False
-            logs_RW = torch.empty(0, 2, dtype=torch.int32)
-        return StepLogs(computed[logged], places[logged], HostCopy(logs_RW, self._rooms), prompts)
 
     @torch.inference_mode()
     def _run_on_gpu(self, shape: StepShape) -> Tensor | None:
@@ -271,13 +256,26 @@ class Runner:
         return logs_RW
 
     def _run_largest(self) -> None:
+        self._warm_up_vision()
         for shape in (*self._shapes.for_warm_up(), self._shapes.for_graphs()[0]):
             self._run_on_gpu(shape)
         torch.cuda.current_stream().synchronize()  # kernels write into pinned memory that goes with this object
 
+    @torch.inference_mode()
+    def _see(self, shape: StepShape) -> None:
+        if shape.with_images:
+            assert self._images is not None
+            self._images.prepare(shape, self._rows.chunks)
+
+    @torch.inference_mode()
+    def _warm_up_vision(self) -> None:
+        if self._decoder.vision is not None:
+            self._decoder.vision.warm_up(self._most_image_tokens)
+
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
         """Compile, capture some. Meanwhile all rows are padding: words are zero, slot 0 is done, chunks are empty."""
         shapes = self._shapes.for_graphs()
+        self._warm_up_vision()
         warm_up_prompt_logs(self._decoder, self.table)
         for shape in (*self._shapes.for_warm_up(), *(shapes if enforce_eager else ())):
             self._run_on_gpu(shape)

@@ -29,5 +29,7 @@ class RunnerSettings:
     """None: nothing is guessed."""
     only_largest: bool = False
     """For a runner that is made to see what memory steps take: it runs the largest, and can do no more."""
+    most_image_tokens: int = 0
+    """Of an image, if there are any."""
     timed: bool = False
     """Landings on a GPU know when their step ran; costs two events a step."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from tercet.ipc.step_messages import Enter
 from tercet.model.extras import Extras
+from tercet.model.image_slots import ImageSlots
 from tercet.model.padded_shapes import Shapes
 from tercet.model.plan_rows import PlanRows
 from tercet.model.sampler import needs_whole_logits
@@ -19,13 +20,16 @@ from tercet.model.trial_shapes import TrialShapes
 class ShapeChoice:
     """Of one runner."""
 
-    def __init__(self, shapes: Shapes, trials: TrialShapes | None, extras: Extras, max_num_seqs: int) -> None:
-        """`trials`: where plans may have guesses."""
+    def __init__(
+        self, shapes: Shapes, trials: TrialShapes | None, extras: Extras, max_num_seqs: int, images: ImageSlots | None
+    ) -> None:
+        """`trials`: where plans may have guesses; `images`: where prompts may have some."""
         self._shapes = shapes
         self._trials = trials
         self._extras = extras
         self._whole_logits_S = np.zeros(max_num_seqs, np.bool_)
         self._adapted_S = np.zeros(max_num_seqs, np.bool_)
+        self._images = images
 
     def note(self, entering: Iterable[Enter]) -> None:
         """Who takes a slot."""
@@ -43,7 +47,7 @@ class ShapeChoice:
             sizes = len(rows.decodes), rows.chunks.shape[1], rows.num_prefill_tokens
             depth = int(rows.chunks[1].max(initial=0))
             shape = self._shapes.fit(*sizes, whole_logits, self._adjusted(rows), *self._logged(rows), depth=depth)
-        return shape._replace(adapted=self._adapted(rows))
+        return self._special(shape, rows)
 
     def exact(self, rows: PlanRows, num_alive: int) -> StepShape:
         """On a CPU, where so many of the slots that decode are not done. What is wanted is over all rows, as on a GPU:
@@ -55,15 +59,17 @@ class ShapeChoice:
         else:
             sizes = num_alive, rows.chunks.shape[1], rows.num_prefill_tokens
             shape = StepShape(*sizes, whole_logits, self._adjusted(rows), *self._logged(rows))
-        return shape._replace(adapted=self._adapted(rows))
+        return self._special(shape, rows)
 
     def of_step(self, shape: StepShape, rows: PlanRows, index: int) -> StepShape:
         """Of step `index` of a plan that was padded."""
         return self._shapes.of_length(shape, rows.longest + index * rows.width)
 
-    def _adapted(self, rows: PlanRows) -> bool:
-        some = self._adapted_S[rows.decodes].any() or self._adapted_S[rows.chunks[0]].any()
-        return self._shapes.always_adapted or bool(some)
+    def _special(self, shape: StepShape, rows: PlanRows) -> StepShape:
+        """With what models of some kinds have besides."""
+        adapted = self._adapted_S[rows.decodes].any() or self._adapted_S[rows.chunks[0]].any()
+        with_images = self._images is not None and self._images.are_among(rows.chunks)
+        return shape._replace(adapted=self._shapes.always_adapted or bool(adapted), with_images=with_images)
 
     def _adjusted(self, rows: PlanRows) -> bool:
         return self._extras.wanted(rows.decodes, rows.chunks[0])

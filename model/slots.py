@@ -6,7 +6,7 @@ several. Knows layouts; computes nothing.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from tercet.ipc.step_messages import Enter, Step
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, RECORD_WORDS, SlotTable
 from tercet.triton_kernels.write_plan import HEADER_WORDS, RunSizes
 
-_RECORD = struct.Struct(f"<9i3fq2i{4 * MAX_STOP_IDS}s")
+_RECORD = struct.Struct(f"<9i3fq3i{4 * MAX_STOP_IDS}s")
 _HEADER = struct.Struct("<4i")
 assert (_RECORD.size, _HEADER.size) == (4 * RECORD_WORDS, 4 * HEADER_WORDS)
 
@@ -45,6 +45,7 @@ def make_slot_table(max_num_seqs: int, max_model_len: int, page_size: int, devic
         min_p_S=full(0, dtype=torch.float32),
         seed_S=full(0, dtype=torch.int64),
         adapter_S=full(-1),
+        shift_S=full(0),
         stop_ids_SE=full(-1, MAX_STOP_IDS),
     )
     table.check()
@@ -58,6 +59,8 @@ class Record(NamedTuple):
     first: int
     """Position of the first of these ids."""
     ids: bytes
+    shift: int
+    """See `SlotTable`."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +91,14 @@ NO_CHANGES = Changes((), b"")
 """A run may bring rows alone."""
 
 
-def split_changes(step: Step, capacity: int) -> list[Changes]:
-    """A plan's changes in runs of at most `capacity` words.
+def split_changes(step: Step, capacity: int, shifts: Mapping[int, int]) -> list[Changes]:
+    """A plan's changes in runs of at most `capacity` words. `shifts`: of slots that are entered, where it is not 0.
 
     Slots that are left need no change: nothing names them until they are entered again.
     """
     if not step.enter and not step.pages:
         return []
-    records = [Record(enter, enter.first, enter.token_ids) for enter in step.enter]
+    records = [Record(enter, enter.first, enter.token_ids, shifts.get(enter.slot, 0)) for enter in step.enter]
     num_bytes = len(step.pages) + sum(_RECORD.size + len(record.ids) for record in records)
     if num_bytes <= 4 * capacity:  # as nearly always
         return [Changes(records, step.pages)]
@@ -104,9 +107,9 @@ def split_changes(step: Step, capacity: int) -> list[Changes]:
     part = 4 * max(1, capacity // 2 - RECORD_WORDS)
     run: list[Record] = []
     used = 0
-    for enter in step.enter:
-        for start in range(0, len(enter.token_ids), part):
-            record = Record(enter, enter.first + start // 4, enter.token_ids[start : start + part])
+    for whole in records:
+        for start in range(0, len(whole.ids), part):
+            record = whole._replace(first=whole.first + start // 4, ids=whole.ids[start : start + part])
             size = _RECORD.size + len(record.ids)
             if used + size > 4 * capacity:
                 runs.append(Changes(run, b""))
@@ -117,7 +120,7 @@ def split_changes(step: Step, capacity: int) -> list[Changes]:
 
 
 def _pack_record(run: memoryview, place: int, record: Record, ids_word: int) -> None:
-    enter, first, ids = record
+    enter, first, ids, shift = record
     sampling, length = enter.sampling, enter.num_tokens
     num_stops = len(sampling.stop_ids) // 4
     if num_stops > MAX_STOP_IDS:
@@ -127,7 +130,7 @@ def _pack_record(run: memoryview, place: int, record: Record, ids_word: int) -> 
         run, place, enter.slot, first, len(ids) // 4, ids_word,
         length, max_length, enter.num_prompt + sampling.min_tokens, length >= max_length, sampling.top_k,
         sampling.temperature, sampling.top_p, sampling.min_p, sampling.seed, enter.num_prompt, sampling.adapter,
-        sampling.stop_ids.ljust(4 * MAX_STOP_IDS, b"\xff"),
+        shift, sampling.stop_ids.ljust(4 * MAX_STOP_IDS, b"\xff"),
     )  # fmt: skip
 
 

@@ -1,14 +1,14 @@
 """A checkpoint that has the matrices of all experts of a layer in one tensor, as one in which each has its own.
 
-In plain numbers they lie there as inputs by outputs, gates and what they multiply in turns, or as outputs by inputs,
-all gates first; in MXFP4 as outputs by inputs: blocks of 32 numbers of four bits, two in a byte, and a power of two for
-each block.
+In plain numbers they lie there as inputs by outputs, gates and what they multiply in turns; or as outputs by inputs or
+inputs by outputs, all gates first. In MXFP4 they lie as outputs by inputs: blocks of 32 numbers of four bits, two in a
+byte, and a power of two for each block.
 
 Shape suffixes: R rows (outputs), I inputs, G groups of them.
 """
 
 from collections.abc import Iterator, Mapping, Set
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from tercet.model.safetensors_files import PLAIN
 from tercet.model.scaled_rows import Kept, ScaledRows, StoredAs
 from tercet.model.weights import Files, misfit
 from tercet.triton_kernels.scaled_weight import E8M0, MX_GROUP
+
+Lie = Literal["in turns", "outputs first", "inputs first"]
 
 
 class _Matrix(NamedTuple):
@@ -28,14 +30,16 @@ class _Matrix(NamedTuple):
     packed: bool = False
     """In MXFP4."""
     first: int | None = None
-    """Of outputs by inputs, the row that it begins with; None: inputs by outputs."""
+    """Of its outputs in the tensor, the one that it begins with; None: they are its own, by inputs."""
+    inputs_first: bool = False
+    """Where it begins somewhere: the tensor has inputs by outputs."""
 
 
 class StackedExperts:
     """As the files, but for experts. ValueError names what does not fit together."""
 
-    def __init__(self, files: Files, device: torch.device, *, in_turns: bool) -> None:
-        """`device`: where numbers are made, which the weights are for. `in_turns`: what plain numbers lie as."""
+    def __init__(self, files: Files, device: torch.device, lie: Lie) -> None:
+        """`device`: where numbers are made, which the weights are for. `lie`: as what plain numbers do."""
         self.source = files.source
         self._files, self._device = files, device
         self._matrices: dict[str, _Matrix] = {}
@@ -44,11 +48,11 @@ class StackedExperts:
         for name, shape in shapes.items():
             path, _, last = name.rpartition(".experts.")
             if path and last.endswith("_proj") and len(shape) == 3:
-                if in_turns:
+                if lie == "in turns":
                     count, columns, rows = shape
                     self._add(f"{path}.experts", last, count, _Matrix(name, 0, (rows, columns)))
                 else:
-                    self._add_rows(f"{path}.experts", last, name, shape)
+                    self._add_halves(f"{path}.experts", last, name, shape, inputs_first=lie == "inputs first")
             elif path and last.endswith("_proj_blocks"):
                 stack = name.removesuffix("_blocks")
                 self._check_packed(stack, shapes)
@@ -75,8 +79,9 @@ class StackedExperts:
         elif matrix.first is None:
             yield self._of_expert(matrix.stack, matrix.expert).t().narrow(dim, start, stop - start)
         else:
-            numbers = self._of_expert(matrix.stack, matrix.expert).narrow(0, matrix.first, matrix.shape[0])
-            yield numbers.narrow(dim, start, stop - start)
+            numbers = self._of_expert(matrix.stack, matrix.expert)
+            numbers = numbers.t() if matrix.inputs_first else numbers
+            yield numbers.narrow(0, matrix.first, matrix.shape[0]).narrow(dim, start, stop - start)
 
     def quantized(self) -> Set[str]:
         return {name for name, matrix in self._matrices.items() if matrix.packed}
@@ -104,13 +109,17 @@ class StackedExperts:
         for index in range(count):
             self._matrices[f"{path}.{index}.{last}.weight"] = matrix._replace(expert=index)
 
-    def _add_rows(self, path: str, last: str, stack: str, shape: tuple[int, ...]) -> None:
+    def _add_halves(self, path: str, last: str, stack: str, shape: tuple[int, ...], *, inputs_first: bool) -> None:
         """Those for gates and those that they multiply have names of their own."""
         count, rows, columns = shape
+        if inputs_first:
+            rows, columns = columns, rows
         both = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
         for turn, name in enumerate(both):
             size = rows // len(both)
-            self._add(path, name, count, _Matrix(stack, 0, (size, columns), first=turn * size))
+            self._add(
+                path, name, count, _Matrix(stack, 0, (size, columns), first=turn * size, inputs_first=inputs_first)
+            )
 
     def _check_packed(self, stack: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         blocks, scales = f"{stack}_blocks", f"{stack}_scales"
@@ -125,3 +134,10 @@ class StackedExperts:
 def is_stacked(name: str) -> bool:
     """Whether a tensor holds the matrices of all experts of a layer, in plain numbers."""
     return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
+
+
+def how_they_lie(shapes: Mapping[str, tuple[int, ...]], hidden_size: int) -> Lie:
+    """Where all gates come first. Versions of transformers write Qwen3-VL's either way; of a square tensor they take
+    outputs to be first."""
+    first = next((shape for name, shape in shapes.items() if name.endswith(".experts.gate_up_proj")), ())
+    return "inputs first" if len(first) == 3 and first[1] == hidden_size != first[2] else "outputs first"

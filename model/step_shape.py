@@ -48,6 +48,8 @@ class StepShape(NamedTuple):
     """Of each of those slots."""
     adapted: bool = False
     """Whether some row goes through an adapter."""
+    with_images: bool = False
+    """Whether some of its chunks begin ahead of where their prompt's last image ends."""
 
     @property
     def model(self) -> "StepShape":

@@ -1,9 +1,8 @@
 """The language model inside a checkpoint that can also see: its part of config.json, and its tensors by usual names.
 
-What looks at images is not read, and no request can bring any. Knows names; reads nothing itself.
+What looks at images is read elsewhere (`vision.py`). Knows names; reads nothing itself.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 from tercet.model.renamed import Renamed
 from tercet.model.rope import with_plain_positions
 from tercet.model.weights import Files
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,15 @@ _QWEN2_VL = {
     "max_window_layers": 80,
 }
 _QWEN3_VL = {"num_key_value_heads": 32, "rope_theta": 500_000.0, "max_position_embeddings": 128_000}
+_QWEN3_VL_MOE = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "rope_theta": 500_000.0,
+    "max_position_embeddings": 128_000,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": True,
+}
 WHOLES = {
     "Gemma3ForConditionalGeneration": _Whole("gemma3", "gemma3_text", "Gemma3ForCausalLM", "gemma3_text"),
     "Mistral3ForConditionalGeneration": _Whole("mistral3", "mistral", "MistralForCausalLM", "mistral"),
@@ -43,6 +49,9 @@ WHOLES = {
         "qwen2_5_vl", "qwen2_5_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL
     ),
     "Qwen3VLForConditionalGeneration": _Whole("qwen3_vl", "qwen3_vl_text", "Qwen3ForCausalLM", "qwen3", _QWEN3_VL),
+    "Qwen3VLMoeForConditionalGeneration": _Whole(
+        "qwen3_vl_moe", "qwen3_vl_moe_text", "Qwen3MoeForCausalLM", "qwen3_moe", _QWEN3_VL_MOE
+    ),
     "Qwen3_5ForConditionalGeneration": _Whole("qwen3_5", "qwen3_5_text", "Qwen3_5ForCausalLM", "qwen3_5_text"),
     "Qwen3_5MoeForConditionalGeneration": _Whole(
         "qwen3_5_moe", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"
@@ -84,7 +93,6 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json: final_logit_softcapping is {text['final_logit_softcapping']!r}; supported for "
             f"{architecture}: none"
         )
-    log.warning("config.json: of %s only the language model is served; what looks at images is left out", architecture)
     # Said of the whole: the type of all weights, and whether words have one matrix.
     shared = {name: raw[name] for name in ("dtype", "torch_dtype", "tie_word_embeddings") if raw.get(name) is not None}
     if whole.defaults and text.get("tie_word_embeddings"):

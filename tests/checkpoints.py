@@ -31,7 +31,7 @@ _CORPUS = [
 
 
 @functools.cache
-def _scratch() -> Path:
+def scratch() -> Path:
     folder = tempfile.mkdtemp(prefix="tercet-checkpoints-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -40,7 +40,7 @@ def _scratch() -> Path:
 @functools.cache
 def checkpoint(family: str) -> Path:
     """A folder as from the hub, of one of FAMILIES: config.json, model.safetensors, tokenizer files."""
-    return make_checkpoint(family, _scratch() / family)
+    return make_checkpoint(family, scratch() / family)
 
 
 def make_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:

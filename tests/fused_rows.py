@@ -43,7 +43,9 @@ class Step:
         dtype: torch.dtype = torch.bfloat16,
         cells: torch.dtype | None = None,
         tries: int = 1,
+        shifted: bool = False,
     ) -> None:
+        """`shifted`: slots are turned less far than they are counted, as behind images."""
         self.heads, self.lengths, self.device, self.dtype, self.tries = heads, lengths, device, dtype, tries
         self.counts = [min(length, 1 + slot * 5 % tries if slot % 2 else tries) for slot, length in enumerate(lengths)]
         self.cache = PagedCache(heads, lengths, device, dtype, cells)
@@ -52,6 +54,8 @@ class Step:
         self.norms = [(torch.rand(heads.dim) + 0.5).to(device, dtype) for _ in range(2)] if with_norms else [None, None]
         frequencies = 10_000.0 ** (-torch.arange(0, heads.dim, 2).double() / heads.dim)
         self.angles = torch.outer(torch.arange(max(lengths) + 1).double(), frequencies).to(device)
+        self.shifts = [-int(torch.randint(max(length, 1), ())) if shifted else 0 for length in lengths]
+        self.shifts_S = torch.tensor(self.shifts, dtype=torch.int32, device=device) if shifted else None
         for row, slot in enumerate(self.slots):
             self.qkv[row, self.counts[slot] :] = float("nan")
             for cache in (self.cache.k_cache, self.cache.v_cache):
@@ -87,7 +91,7 @@ class Step:
         cos_sin = torch.cat((self.angles.cos(), self.angles.sin()), 1).float()
         fused_decode_attention(
             self.qkv[rows].flatten(0, 1), cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, plan,
-            heads.num_q, heads.dim**-0.5, out, cache.sinks_H,
+            heads.num_q, heads.dim**-0.5, out, cache.sinks_H, self.shifts_S,
         )  # fmt: skip
         return out
 
@@ -117,7 +121,7 @@ class Step:
                 continue
             rows = self.qkv[row, :count].view(count, -1, heads.dim)
             q, k, v = rows.split([heads.num_q, heads.num_kv, heads.num_kv], 1)
-            angles = self.angles[self.positions(slot), None]
+            angles = self.angles[self.positions(slot) + self.shifts[slot], None]
             q, k = (normed_and_turned(x, norm, angles) for x, norm in zip((q, k), self.norms, strict=True))
             torch.testing.assert_close(cache.k_cache[self.cells(slot)].double(), k, rtol=rounding, atol=least)
             v = v.to(cache.v_cache.dtype)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tercet.ipc.images import PlacedImage
 from tercet.ipc.mask_table import create_mask_table, map_mask_table, num_mask_words
 from tercet.ipc.step_messages import Adjustments, Draw, Enter, Sampling, Step
 from tercet.model.runner import Runner
@@ -35,6 +36,7 @@ class Job:
     pages: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     done: bool = False
+    images: tuple[PlacedImage, ...] = ()
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.prompt)
@@ -124,7 +126,7 @@ def run_jobs(
         while waiting and free_slots and rng.random() < 0.7:
             job = waiting.pop(0)
             job.slot = free_slots.pop(rng.randrange(len(free_slots)))
-            enter.append(Enter(job.slot, pack(*job.prompt), job.num_prompt, job.sampling))
+            enter.append(Enter(job.slot, pack(*job.prompt), job.num_prompt, job.sampling, images=job.images))
             running.append(job)
         chunks: list[int] = []
         room = budget

@@ -33,6 +33,7 @@ def random_table(
         top_p_S=torch.ones(num_slots),
         min_p_S=torch.zeros(num_slots),
         adapter_S=torch.full((num_slots,), -1, dtype=torch.int32),
+        shift_S=ints(-9, 10, num_slots),
         seed_S=torch.randint(0, 2**63 - 1, (num_slots,), generator=g, dtype=torch.int64),
         stop_ids_SE=torch.full((num_slots, MAX_STOP_IDS), -1, dtype=torch.int32),
     )

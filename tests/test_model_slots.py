@@ -1,7 +1,9 @@
 """The slot table and plans on their way into it: every run length, by the reference and by the kernels."""
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -28,10 +30,12 @@ def test_the_tables_hold_what_requests_may_bring() -> None:
     assert logits_check.MAX_BIASES == MAX_BIASES
 
 
-def apply(table: SlotTable, step: Step, capacity: int, small: bool = False) -> int:
+def apply(
+    table: SlotTable, step: Step, capacity: int, small: bool = False, shifts: Mapping[int, int] = MappingProxyType({})
+) -> int:
     """As the runner does, or `small`: as its graph; returns the number of runs."""
     buffer = PlanBuffer(BASE + HEADER_WORDS + capacity, CPU, 2)
-    runs = split_changes(step, capacity)
+    runs = split_changes(step, capacity, shifts)
     for changes in runs:
         words = buffer.begin()
         words[:] = -12345  # nothing of an earlier run is left to rely on
@@ -62,7 +66,7 @@ def test_requests_enter(capacity: int, small: bool) -> None:
     untouched = make_slot_table(6, 200, 16, CPU)
     a, b = [5, 6, 7], list(range(100, 260))
     enters = (Enter(4, pack(*a), 2, SAMPLING), Enter(1, pack(*b), len(b), GREEDY))
-    runs = apply(table, make_step(enters, (1, 0, 3, 1, 1, 4, 4, 0, 9)), capacity, small)
+    runs = apply(table, make_step(enters, (1, 0, 3, 1, 1, 4, 4, 0, 9)), capacity, small, {1: -12})
     assert (runs == 1) == (capacity == 1000)
     assert table.token_ids_SL[4, :3].tolist() == a
     assert table.token_ids_SL[1, : len(b)].tolist() == b
@@ -75,6 +79,7 @@ def test_requests_enter(capacity: int, small: bool) -> None:
     assert float(table.top_p_S[4]) == pytest.approx(0.9)
     assert float(table.min_p_S[4]) == pytest.approx(0.05)
     assert int(table.seed_S[4]) == 2**62 + 12345
+    assert table.shift_S.tolist() == [0, -12, 0, 0, 0, 0, 0]
     assert table.stop_ids_SE[4].tolist() == [2, 99, -1, -1, -1, -1, -1, -1]
     assert table.stop_ids_SE[1].tolist() == [-1] * 8
     assert table.page_table_SM[1, :3].tolist() == [3, 4, 0]
@@ -143,7 +148,7 @@ def test_too_many_stop_ids() -> None:
 
 
 def test_a_step_without_changes_sends_nothing() -> None:
-    assert split_changes(make_step((), ()), 100) == []
+    assert split_changes(make_step((), ()), 100, {}) == []
 
 
 def test_interpreted() -> None:

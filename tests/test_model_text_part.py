@@ -13,17 +13,19 @@ from transformers import AutoModelForImageTextToText, Gemma3Config, Mistral3Conf
 from checkpoints import random_prompts, randomize
 from families import FAMILIES, SHAPE
 from loaded_weights import load, tensors_of, weight_list
-from paged_sequences import Sequences, make_decoder
+from paged_sequences import CPU, Sequences, make_decoder
 from quantized_checkpoints import Way, fp8, quantized
 from tercet.model.checkpoint import open_model, read_config
+from tercet.model.load import open_for
 from tercet.triton_kernels.scaled_weight import ScaledWeight
 from tercet.triton_kernels.widen import plain
 
 _EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 _IMAGE = {"image_size": 28, "patch_size": 14}
+_PIXTRAL = {"model_type": "pixtral", "head_dim": 16, "hidden_act": "silu"}
 _KINDS: dict[str, tuple[Any, str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": (Gemma3Config, "gemma3", {}, {"mm_tokens_per_image": 1}),
-    "mistral3": (Mistral3Config, "mistral", {"model_type": "pixtral", "head_dim": 16}, {"tie_word_embeddings": False}),
+    "mistral3": (Mistral3Config, "mistral", _PIXTRAL, {"tie_word_embeddings": False}),
 }
 
 
@@ -48,11 +50,23 @@ def test_logits_are_those_of_the_whole(model: tuple[Path, Any], caplog: pytest.L
     with torch.inference_mode():
         wanted_TV = whole(input_ids=torch.tensor([ids])).logits[0]
     with caplog.at_level(logging.WARNING):
-        run = Sequences(make_decoder(folder), 1)
-    assert "only the language model is served" in caplog.text
+        opened = open_for(folder, CPU, sees=True)
+    assert (opened.vision is None) == (whole.config.model_type == "gemma3")
+    assert (opened.vision is None) == ("only the language model is served" in caplog.text)
+    run = Sequences(make_decoder(folder), 1)
     got = [run.step({}, {0: ids[:-3]})[0], *(run.step({0: token}, {})[0] for token in ids[-3:])]
     wanted = wanted_TV[-4:]
     torch.testing.assert_close(torch.stack(got), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_what_sees_is_not_supported(model: tuple[Path, Any], tmp_path: Path) -> None:
+    raw = json.loads((model[0] / "config.json").read_text())
+    raw["vision_config"]["hidden_act"] = "relu"
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert open_for(tmp_path, CPU, dummy_seed=1).vision is None
+    if raw["model_type"] == "mistral3":
+        with pytest.raises(ValueError, match=r"hidden_act is 'relu'.*serves text alone"):
+            open_for(tmp_path, CPU, dummy_seed=1, sees=True)
 
 
 def test_both_kinds_of_names(model: tuple[Path, Any], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig
+from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig, Qwen3VLMoeConfig
 
 from checkpoints import random_prompts, randomize
 from families import SHAPE
@@ -17,6 +17,7 @@ from tercet.model.checkpoint import read_config
 _EYES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "patch_size": 14}
 _SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 _YARN = {**_SECTIONS, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "mlp_only_layers": [1]}
 _KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "qwen2-vl": (Qwen2VLConfig, {"embed_dim": 32, "hidden_size": 64}, {"rope_parameters": _SECTIONS}),
     "qwen2.5-vl": (
@@ -28,6 +29,11 @@ _KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         Qwen3VLConfig,
         {"out_hidden_size": 64, "intermediate_size": 32, "deepstack_visual_indexes": [0]},
         {"rope_parameters": {**_SECTIONS, "mrope_interleaved": True}, "head_dim": 16},
+    ),
+    "qwen3-vl-moe": (
+        Qwen3VLMoeConfig,
+        {"out_hidden_size": 64, "intermediate_size": 32, "deepstack_visual_indexes": [0]},
+        {"rope_parameters": {**_SECTIONS, "mrope_interleaved": True}, "head_dim": 16, **_EXPERTS},
     ),
 }
 
@@ -65,7 +71,7 @@ def test_the_first_form(model: tuple[Path, Any], tmp_path: Path) -> None:
     """Of Qwen2-VL and Qwen2.5-VL: all settings on one level, the old names of tensors and of positions' settings."""
     folder, whole = model
     raw = json.loads((folder / "config.json").read_text())
-    if raw["model_type"] == "qwen3_vl":
+    if raw["model_type"].startswith("qwen3_vl"):
         pytest.skip("it came later")
     text = raw.pop("text_config")
     rope = text.pop("rope_parameters")
@@ -97,3 +103,17 @@ def test_what_is_silent_is_as_in_transformers(model: tuple[Path, Any], tmp_path:
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
     assert ours.head_dim == getattr(theirs, "head_dim", 16)
     assert not any(ours.layer_windows)
+
+
+def test_experts_as_the_hub_has_them(model: tuple[Path, Any], tmp_path: Path) -> None:
+    """Inputs by outputs, which transformers turns when it reads them."""
+    folder, whole = model
+    tensors = load_file(folder / "model.safetensors")
+    stacked = {name for name in tensors if ".experts." in name}
+    if not stacked:
+        pytest.skip("it has none")
+    turned = {name: one.transpose(1, 2).contiguous() if name in stacked else one for name, one in tensors.items()}
+    save_file(turned, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    check_logits(tmp_path, AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32))
+    check_logits(tmp_path, whole)

@@ -163,6 +163,15 @@ def test_compile_fused_decode(
         assert "griddepcontrol.wait" in one.asm["ptx"]
 
 
+@pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
+def test_compile_fused_decode_behind_images(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One load more, and only there."""
+    plain = compile_fused_decode(90, 16, 8, 128, True, kernel, monkeypatch)[1]
+    shifted = compile_fused_decode(90, 16, 8, 128, True, kernel, monkeypatch, shifted=True)[1]
+    loads = [kernel.asm["ptx"].count("ld.global") for kernel in (plain, shifted)]
+    assert loads[0] < loads[1] <= loads[0] + 2
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "tries", "cells", "window", "sinks"),
     [
@@ -245,6 +254,7 @@ def test_compile_few_rows_elsewhere(
 def compile_fused_decode(
     capability: int, heads: int, kv_heads: int, head_dim: int, normed: bool, kernel: str,
     monkeypatch: pytest.MonkeyPatch, cells: torch.dtype = torch.bfloat16, window: int = 0, sinks: bool = False,
+    shifted: bool = False,
 ) -> list[CompiledKernel]:  # fmt: skip
     """Plan, attention and merge of five rows, by one of the kernels."""
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 8 if kernel == "few" else 0)
@@ -258,5 +268,6 @@ def compile_fused_decode(
         fused_decode.fused_decode_attention(
             meta(5, (heads + 2 * kv_heads) * head_dim), meta(4096, head_dim, dtype=torch.float32), norm, norm, 1e-6,
             cache, cache, table, shares, heads, 0.1, meta(5, heads, head_dim), meta(heads) if sinks else None,
+            meta(9, dtype=torch.int32) if shifted else None,
         )  # fmt: skip
     return kernels

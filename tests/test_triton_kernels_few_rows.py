@@ -91,6 +91,13 @@ def test_against_float64(
 
 
 @interpreted
+def test_rows_behind_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_decode, "_FEW_ROWS", 4)
+    step = Step(Heads(4, 2, 64, 64), [9, 0, 70, 300], True, "cpu", torch.float16, shifted=True)
+    step.check(step.run())
+
+
+@interpreted
 @pytest.mark.parametrize("window", [0, 50])
 def test_sinks_of_any_size(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 4)

@@ -71,6 +71,13 @@ def test_rows_about_as_long_as_the_window(heads: Heads, cells: torch.dtype | Non
         step.check(step.run())
 
 
+@pytest.mark.parametrize("heads", [HEADS[0], HEADS[3]], ids=str)
+def test_rows_behind_images(heads: Heads, kernel: str) -> None:
+    for lengths in (LENGTHS, [3000], torch.randint(0, 1500, (60,)).tolist()):
+        step = Step(heads, lengths, True, shifted=True)
+        step.check(step.run())
+
+
 @pytest.mark.parametrize("heads", WITH_SINKS, ids=str)
 def test_sinks_of_any_size(heads: Heads, kernel: str) -> None:
     """Those beside which all else is next to nothing, those that are nothing beside it, and none at all."""

@@ -51,7 +51,7 @@ def test_every_row_and_token(
 
     def add(slot: int, position: int) -> None:
         ids.append(int(table.token_ids_SL[slot, position]))
-        positions.append(position)
+        positions.append(position + int(table.shift_S[slot]))
         kv_slots.append(int(table.page_table_SM[slot, position // PAGE]) * PAGE + position % PAGE)
 
     def add_padding() -> None:

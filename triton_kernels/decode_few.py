@@ -40,8 +40,8 @@ _SIZES = ["B", "M", "P", "num_pages"]
 
 @triton.jit
 def _add_newest(
-    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, stats_ptr, eps, unit,
-    M, P, num_pages,
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, stats_ptr,
+    eps, unit, M, P, num_pages,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_G: tl.constexpr,
     NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -56,7 +56,10 @@ def _add_newest(
     numbers = tl.arange(0, D)
     at = tl.maximum(known, 0)
     page = tl.load(page_table_ptr + slot * M + tl.minimum(at // PAGE, M - 1)).to(tl.int64)
-    cos, sin = load_halves(cos_sin_ptr + tl.minimum(at, P - 1).to(tl.int64) * D, columns, HALF)
+    turn = at
+    if shifts_ptr is not None:
+        turn += tl.load(shifts_ptr + slot)
+    cos, sin = load_halves(cos_sin_ptr + tl.minimum(turn, P - 1).to(tl.int64) * D, columns, HALF)
     q_norm0, q_norm1 = load_halves(q_norm_ptr, columns, HALF)
     k_norm0, k_norm1 = load_halves(k_norm_ptr, columns, HALF)
     wait_for_previous(PDL)
@@ -87,8 +90,8 @@ def _add_newest(
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def few_rows_kernel(
-    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, workers_ptr, part_ptr,
-    stats_ptr, eps, scale, B, M, P, num_pages,
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, workers_ptr,
+    part_ptr, stats_ptr, eps, scale, B, M, P, num_pages,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     BLOCK_G: tl.constexpr, NUM_WORKERS: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr,
     WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
@@ -105,8 +108,8 @@ def few_rows_kernel(
     worker = tl.program_id(0) - B * KV_HEADS
     if worker < 0:
         _add_newest(
-            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, stats_ptr, eps, unit,
-            M, P, num_pages, H, KV_HEADS, D, PAGE, BLOCK_G, NUM_WORKERS, ROW_WORDS, NORM, PDL,
+            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, stats_ptr,
+            eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, BLOCK_G, NUM_WORKERS, ROW_WORDS, NORM, PDL,
         )  # fmt: skip
         return
     record_ptr = workers_ptr + worker * WORKER_WORDS
@@ -117,7 +120,10 @@ def few_rows_kernel(
     pages = tl.load(record_ptr + 6) if PAGE % TILE == 0 else pages_of(table_ptr, begin * TILE, M, PAGE, TILE)
     tokens = tl.arange(0, TILE)
     columns = tl.arange(0, HALF)
-    cos_ptr = cos_sin_ptr + tl.minimum(known, P - 1).to(tl.int64) * D
+    turn = known
+    if shifts_ptr is not None:
+        turn += tl.load(shifts_ptr + slot)
+    cos_ptr = cos_sin_ptr + tl.minimum(turn, P - 1).to(tl.int64) * D
     first_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + head * G) * D
     largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     weight = tl.zeros((BLOCK_G,), tl.float32)
@@ -187,17 +193,17 @@ def few_rows_merge_kernel(
 
 
 def launch_few_rows(
-    qkv_BN: Tensor, cos_sin_PD: Tensor, q_norm_weight_D: Tensor | None, k_norm_weight_D: Tensor | None, eps: float,
-    k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, few: FewRows, num_q_heads: int, scale: float,
-    sinks_H: Tensor | None, out_BHD: Tensor,
+    qkv_BN: Tensor, cos_sin_PD: Tensor, shifts_S: Tensor | None, q_norm_weight_D: Tensor | None,
+    k_norm_weight_D: Tensor | None, eps: float, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, few: FewRows,
+    num_q_heads: int, scale: float, sinks_H: Tensor | None, out_BHD: Tensor,
 ) -> None:  # fmt: skip
     """Two launches: the parts, and their merge. Graph-safe; `few` is planned."""
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     B, group, norm = out_BHD.shape[0], num_q_heads // num_kv_heads, q_norm_weight_D is not None
     overlap = overlap_options(qkv_BN)
     few_rows_kernel[(B * num_kv_heads + few.num_workers,)](
-        qkv_BN, q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, k_cache, v_cache,
-        page_table_SM, few.rows_B4, few.workers_W8, few.part_IGD, few.stats_IG2, eps, scale, B,
+        qkv_BN, q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, shifts_S,
+        k_cache, v_cache, page_table_SM, few.rows_B4, few.workers_W8, few.part_IGD, few.stats_IG2, eps, scale, B,
         page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
         H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, TILE=few.tile,
         BLOCK_G=next_power_of_2(group), NUM_WORKERS=few.num_workers, WINDOW=few.window, ROW_WORDS=ROW_WORDS,

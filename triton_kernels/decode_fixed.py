@@ -54,7 +54,7 @@ def _next_tile(
 
 @gluon.jit(do_not_specialize=["M", "P", "num_pages"], do_not_specialize_on_alignment=["M", "P", "num_pages"])
 def fixed_decode_kernel(
-    k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, sinks_ptr,
+    k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr,
     splits_ptr, num_splits_ptr, starts_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, M, P, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, SPLIT: gl.constexpr,
     STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
@@ -114,8 +114,8 @@ def fixed_decode_kernel(
         # A row without a token in the cache has a tile all the same.
         is_last = end * TILE >= known
         q0, q1, acc0, acc1, largest, weight = begin_pair(
-            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row, slot, known,
-            head, is_last, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
+            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row,
+            slot, known, head, is_last, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
         )  # fmt: skip
         for at in range(begin, end):
             stage = count % STAGES

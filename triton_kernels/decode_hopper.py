@@ -66,8 +66,8 @@ def _clear_dead(lengths_ptr, out_ptr, worker, B, SIZE: gl.constexpr, NUM_WORKERS
 
 @gluon.jit(do_not_specialize=["B", "M", "P", "num_pages"], do_not_specialize_on_alignment=["B", "M", "P", "num_pages"])
 def hopper_decode_kernel(
-    k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, sinks_ptr, rows_ptr,
-    workers_ptr, lengths_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, B, M, P, num_pages,
+    k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr,
+    rows_ptr, workers_ptr, lengths_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, B, M, P, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
     NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -117,8 +117,8 @@ def hopper_decode_kernel(
     for pair in range(num_pairs):
         stop = gl.minimum(tiles, tile + left)
         q0, q1, acc0, acc1, largest, weight = begin_pair(
-            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row, slot, known,
-            head, stop == tiles, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
+            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row,
+            slot, known, head, stop == tiles, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
         )  # fmt: skip
         for at in range(tile, stop):
             stage = count % STAGES

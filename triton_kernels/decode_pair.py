@@ -150,9 +150,9 @@ def _attend_newest(
 
 @gluon.jit
 def begin_pair(
-    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row, slot, known, head,
-    is_last, eps, unit, M, P, num_pages, H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
-    TILE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row, slot, known,
+    head, is_last, eps, unit, M, P, num_pages, H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr,
+    PAGE: gl.constexpr, TILE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """A row's queries of one kv head, and the softmax before any tile: if `is_last`, of the newest token, which is
     written on the way, and of the heads' sinks, where they have some; else of nothing. Waits for the kernel ahead; from
@@ -169,7 +169,10 @@ def begin_pair(
     HEADS: gl.constexpr = triton.next_power_of_2(G)
     columns = gl.arange(0, HALF, gl.SliceLayout(0, LOADS))
     heads = gl.arange(0, HEADS, gl.SliceLayout(1, LOADS))
-    cos, sin = _load_halves(cos_sin_ptr + gl.minimum(known, P - 1).to(gl.int64) * D, columns, HALF)
+    turn = known
+    if shifts_ptr is not None:
+        turn += gl.load(shifts_ptr + slot)
+    cos, sin = _load_halves(cos_sin_ptr + gl.minimum(turn, P - 1).to(gl.int64) * D, columns, HALF)
     q_norm0, q_norm1 = _load_halves(q_norm_ptr, columns, HALF)
     k_norm0, k_norm1 = _load_halves(k_norm_ptr, columns, HALF)
     own_page = page_of(page_table_ptr, slot, known // TILE, M, TILE, PAGE).to(gl.int64)

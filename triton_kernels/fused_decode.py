@@ -155,13 +155,15 @@ def fused_decode_attention(
     scale: float,
     out_BHD: Tensor,
     sinks_H: Tensor | None = None,
+    shifts_S: Tensor | None = None,
 ) -> None:
     """[B, (H + 2 kv heads) D] -> `out_BHD`; K and V of row b go to position length - 1 of its slot.
 
     Rows of length 0 give zeros and write nothing; so do those that are no tokens where a plan is for several of each,
     behind each other. Softmax and norms in fp32; q and k are rounded once, as the prologue rounds them. `sinks_H`: see
-    `Scoring`. Graph-safe. Keys of earlier steps, page tables and shares are read before the wait: between what wrote
-    them and this there must be a kernel that is launched without overlap (see overlap.py).
+    `Scoring`. `shifts_S`: how much further each slot's tokens are turned than they are counted. Graph-safe. Keys of
+    earlier steps, page tables and shares are read before the wait: between what wrote them and this there must be a
+    kernel that is launched without overlap (see overlap.py).
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     B, group = out_BHD.shape[0], num_q_heads // num_kv_heads
@@ -175,11 +177,13 @@ def fused_decode_attention(
     if sinks_H is not None:
         check_of_heads("sinks", sinks_H, num_q_heads, qkv_BN)
     if isinstance(shares, FewRows):
-        launch = launch_few_rows if shares.tries == 1 else launch_tried_rows
-        launch(
-            qkv_BN, cos_sin_PD, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM, shares,
-            num_q_heads, scale, sinks_H, out_BHD,
-        )  # fmt: skip
+        heads = q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM
+        rest = shares, num_q_heads, scale, sinks_H, out_BHD
+        if shares.tries == 1:
+            launch_few_rows(qkv_BN, cos_sin_PD, shifts_S, *heads, *rest)
+        else:
+            assert shifts_S is None  # who tries tokens sees no images
+            launch_tried_rows(qkv_BN, cos_sin_PD, *heads, *rest)
         return
     check_shape("lengths", shares.lengths_B, B)
     norm = q_norm_weight_D is not None
@@ -187,9 +191,9 @@ def fused_decode_attention(
     if isinstance(shares, FixedSplits):
         fixed_decode_kernel[(shares.num_workers,)](
             _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
-            q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, page_table_SM,
-            sinks_H, shares.splits_I4, shares.num_splits_1, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD,
-            eps, scale, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
+            q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, shifts_S,
+            page_table_SM, sinks_H, shares.splits_I4, shares.num_splits_1, shares.starts_B, shares.part_IHD,
+            shares.stats_IH2, out_BHD, eps, scale, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
             H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, SPLIT=shares.split, STAGES=stages,
             NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
         )  # fmt: skip
@@ -197,9 +201,9 @@ def fused_decode_attention(
         return
     hopper_decode_kernel[(shares.num_workers,)](
         _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
-        q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, page_table_SM,
-        sinks_H, shares.rows_B4, shares.workers_WN, shares.lengths_B, shares.part_IGD, shares.stats_IG2, out_BHD,
-        eps, scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
+        q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, shifts_S,
+        page_table_SM, sinks_H, shares.rows_B4, shares.workers_WN, shares.lengths_B, shares.part_IGD,
+        shares.stats_IG2, out_BHD, eps, scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
         H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, STAGES=stages,
         NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
     )  # fmt: skip

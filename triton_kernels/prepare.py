@@ -8,6 +8,7 @@ Shape suffixes: B decode rows, C chunks, R = B + C rows, T = B + prefill tokens,
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,12 +26,30 @@ from tercet.triton_kernels.tried_tokens import TriedTokens
 _BLOCK = 64
 
 
+class ImageRows(NamedTuple):
+    """What stands for tokens of images; other rows are anything."""
+
+    stream_TD: Tensor
+    """In place of their embeddings."""
+    deep: tuple[Tensor, ...]
+    """[T, D]: what is added to the stream behind the first layers, one after the other."""
+
+
+class TurnedTokens(NamedTuple):
+    """By what tokens are turned, each by a row of its own."""
+
+    places_T: Tensor
+    """Which, in the place of positions."""
+    cos_sin_TR: Tensor
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """What every layer of one step reads."""
 
     input_ids_T: Tensor
     positions_T: Tensor
+    """By which tokens are turned: where they are, but for what images shift (`SlotTable.shift_S`)."""
     kv_slots_T: Tensor
     """int64: page * page size + offset, where this token's K and V go."""
     decode_slots_B: Tensor
@@ -55,6 +74,12 @@ class StepInputs:
     """Tokens by the adapters that they go through (`token_adapters.py`); None in a step where none does."""
     groups_R: RowGroups | None = None
     """The same of rows."""
+    shifts_S: Tensor | None = None
+    """`SlotTable.shift_S`, of a model whose images shift."""
+    image_rows: ImageRows | None = None
+    """In a step with tokens of images, what is there in place of their embeddings."""
+    turned: TurnedTokens | None = None
+    """And by what its tokens are turned, if places in images are no numbers."""
 
     @property
     def told_tokens_1(self) -> Tensor | None:
@@ -88,7 +113,7 @@ def kv_slot(page_table_ptr, slot, position, alive, page_size, M, num_pages, padd
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _prepare_kernel(
-    slots_ptr, chunk_starts_ptr, chunk_lengths_ptr, page_table_ptr, token_ids_ptr, length_ptr, done_ptr,
+    slots_ptr, chunk_starts_ptr, chunk_lengths_ptr, page_table_ptr, token_ids_ptr, length_ptr, done_ptr, shift_ptr,
     input_ids_ptr, positions_ptr, kv_slots_ptr, decode_lengths_ptr, query_starts_ptr, sample_rows_ptr, num_tokens_ptr,
     sample_positions_ptr, B, T, S, L, M, num_pages,
     C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
@@ -112,7 +137,8 @@ def _prepare_kernel(
         position = tl.where(alive, length - 1, 0)
         ids = tl.load(token_ids_ptr + slot.to(tl.int64) * L + position, mask=alive, other=0)
         tl.store(input_ids_ptr + row, ids, mask=mask)
-        tl.store(positions_ptr + row, position, mask=mask)
+        shift = tl.load(shift_ptr + slot, mask=alive, other=0)
+        tl.store(positions_ptr + row, position + shift, mask=mask)
         cell = kv_slot(page_table_ptr, slot, position, alive, PAGE, M, num_pages, row)
         tl.store(kv_slots_ptr + row, cell, mask=mask)
         tl.store(decode_lengths_ptr + row, tl.where(alive, length, 0), mask=mask)
@@ -137,7 +163,8 @@ def _prepare_kernel(
         position = tl.where(inside, position, 0)
         ids = tl.load(token_ids_ptr + slot.to(tl.int64) * L + position, mask=inside, other=0)
         tl.store(input_ids_ptr + B + token, ids, mask=mask)
-        tl.store(positions_ptr + B + token, position, mask=mask)
+        shift = tl.load(shift_ptr + slot, mask=inside, other=0)
+        tl.store(positions_ptr + B + token, position + shift, mask=mask)
         cell = kv_slot(page_table_ptr, slot, position, inside, PAGE, M, num_pages, token)
         tl.store(kv_slots_ptr + B + token, cell, mask=mask)
         if tile == num_decode_tiles:
@@ -167,7 +194,7 @@ def prepare(rows: StepRows, table: SlotTable, inputs: StepInputs, *, page_size: 
     tiles = cdiv(B, block) + max(cdiv(T - B, block), 1)
     _prepare_kernel[(tiles,)](
         rows.slots_R, rows.chunk_starts_C, rows.chunk_lengths_C, table.page_table_SM, table.token_ids_SL,
-        table.length_S, table.done_S, inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_T,
+        table.length_S, table.done_S, table.shift_S, inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_T,
         inputs.decode_lengths_B, inputs.query_starts_C1, inputs.sample_rows_R, inputs.num_tokens_1, rows.positions_R,
         B, T, S, L, table.page_table_SM.shape[1], num_pages,
         C=C, BLOCK_C=block_c, BLOCK=block, PAGE=page_size, num_warps=2,
@@ -199,7 +226,7 @@ def prepare_reference(rows: StepRows, table: SlotTable, inputs: StepInputs, *, p
     for tensor in (inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_T):
         tensor[used:T] = 0
     inputs.input_ids_T[:used] = torch.where(alive_T, table.token_ids_SL[slots_T, positions_T], 0)
-    inputs.positions_T[:used] = positions_T.int()
+    inputs.positions_T[:used] = positions_T.int() + torch.where(alive_T, table.shift_S[slots_T], 0)
     inputs.kv_slots_T[:used] = torch.where(pages_T > 0, pages_T * page_size + positions_T % page_size, 0)
 
     inputs.decode_lengths_B.copy_(length_B)

@@ -18,9 +18,10 @@ from tercet.triton_kernels.checks import check_contiguous, check_device, check_d
 from tercet.triton_kernels.dispatch import use_kernels
 
 MAX_STOP_IDS = 8
-RECORD_WORDS = 24
+RECORD_WORDS = 25
 """One record, int32: slot, first position, count and offset of the ids it brings; length, max_length, min_length,
-done, top_k; temperature, top_p, min_p (bits of fp32); seed (low, high); num_prompt, adapter; stop ids (-1: none)."""
+done, top_k; temperature, top_p, min_p (bits of fp32); seed (low, high); num_prompt, adapter, shift; stop ids (-1:
+none)."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class SlotTable:
     seed_S: Tensor
     adapter_S: Tensor
     """Which adapter its tokens go through; -1: none."""
+    shift_S: Tensor
+    """How much further, behind the prompt's images, tokens are turned than they are counted: an image takes fewer turns
+    than it has tokens."""
     stop_ids_SE: Tensor
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, RECORD_WORDS, SlotTable
 
 _SCALARS = ("length_S", "max_length_S", "min_length_S", "done_S", "top_k_S")
-_FIRST_SCALAR, _FIRST_FLOAT, _SEED, _NUM_PROMPT, _ADAPTER, _FIRST_STOP = 4, 9, 12, 14, 15, 16
+_FIRST_SCALAR, _FIRST_FLOAT, _SEED, _NUM_PROMPT, _ADAPTER, _SHIFT, _FIRST_STOP = 4, 9, 12, 14, 15, 16, 17
 _BLOCK = 1024
 HEADER_WORDS = 4
 _SMALL_GRID = (9, 16)
@@ -59,7 +59,7 @@ _SIZES = ["base", "num_words", "S", "L", "M", "num_pages"]
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _write_plan_kernel(
     run_ptr, rows_ptr, page_table_ptr, token_ids_ptr, length_ptr, num_prompt_ptr, max_length_ptr, min_length_ptr,
-    done_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, adapter_ptr, stop_ids_ptr,
+    done_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, adapter_ptr, shift_ptr, stop_ids_ptr,
     base, num_words, S, L, M, num_pages,
     HEADER: tl.constexpr, RECORD: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -102,8 +102,9 @@ def _write_plan_kernel(
                 tl.store(seed_ptr + slot, (tl.load(record_ptr + 13).to(tl.int64) << 32) | low)
                 tl.store(num_prompt_ptr + slot, tl.load(record_ptr + 14))
                 tl.store(adapter_ptr + slot, tl.load(record_ptr + 15))
+                tl.store(shift_ptr + slot, tl.load(record_ptr + 16))
                 stop = tl.arange(0, E)
-                tl.store(stop_ids_ptr + slot * E + stop, tl.load(record_ptr + 16 + stop))
+                tl.store(stop_ids_ptr + slot * E + stop, tl.load(record_ptr + 17 + stop))
 
 
 def write_plan(run_W: Tensor, rows_W: Tensor, sizes: RunSizes, table: SlotTable, num_pages: int) -> None:
@@ -144,7 +145,7 @@ def _launch(run_W: Tensor, rows_W: Tensor, base: int, grid: tuple[int, int], tab
     _write_plan_kernel[grid](
         run_W, rows_W, table.page_table_SM, table.token_ids_SL, table.length_S, table.num_prompt_S,
         table.max_length_S, table.min_length_S, table.done_S, table.temperature_S, table.top_k_S, table.top_p_S,
-        table.min_p_S, table.seed_S, table.adapter_S, table.stop_ids_SE,
+        table.min_p_S, table.seed_S, table.adapter_S, table.shift_S, table.stop_ids_SE,
         base, run_W.shape[0], S, L, table.page_table_SM.shape[1], num_pages,
         HEADER=HEADER_WORDS, RECORD=RECORD_WORDS, E=MAX_STOP_IDS, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
@@ -181,4 +182,5 @@ def _write_record(run_W: Tensor, record: Tensor, table: SlotTable) -> None:
     table.seed_S[slot] = (high << 32) | (low & 0xFFFFFFFF)
     table.num_prompt_S[slot] = record[_NUM_PROMPT]
     table.adapter_S[slot] = record[_ADAPTER]
+    table.shift_S[slot] = record[_SHIFT]
     table.stop_ids_SE[slot] = record[_FIRST_STOP : _FIRST_STOP + MAX_STOP_IDS]

@@ -1,0 +1,257 @@
+"""Tiny random checkpoints that can see, whole as from a hub, and what transformers says to prompts with images.
+
+An image's pixels are what the model gets: nothing here resizes.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Mistral3Config,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
+    Qwen3_5Config,
+    Qwen3VLConfig,
+    Qwen3VLMoeConfig,
+)
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from checkpoints import randomize, scratch, tokenizer
+from families import FAMILIES, SHAPE, VOCAB_SIZE
+from tercet.ipc.images import IMAGE_IDS, PlacedImage
+
+MERGE = 2
+Parts = list[list[int] | NDArray[np.uint8]]
+"""Of a prompt: token ids, and images."""
+_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_PIXTRALS_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ 'IMAGE' }}"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+_IN_PART = {**_SECTIONS, "mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
+_EYES: dict[str, Any] = {"depth": 3, "num_heads": 2, "spatial_merge_size": MERGE}
+_LATER = {**_EYES, "hidden_size": 48, "out_hidden_size": 64, "intermediate_size": 52, "patch_size": 4}
+_TOWER = {
+    "model_type": "pixtral",
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "hidden_size": 48,
+    "intermediate_size": 52,
+    "patch_size": 4,
+    "hidden_act": "silu",
+}
+_KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "qwen2-vl": (
+        Qwen2VLConfig,
+        {**_EYES, "embed_dim": 48, "hidden_size": 64, "patch_size": 4},
+        {**SHAPE, "rope_parameters": _SECTIONS},
+    ),
+    "qwen2.5-vl": (
+        Qwen2_5_VLConfig,
+        {**_LATER, "fullatt_block_indexes": [1], "window_size": 16},
+        {**SHAPE, "rope_parameters": _SECTIONS},
+    ),
+    "qwen3-vl": (
+        Qwen3VLConfig,
+        {**_LATER, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36},
+        {**SHAPE, "rope_parameters": {**_SECTIONS, "mrope_interleaved": True}, "head_dim": 16},
+    ),
+    "qwen3-vl-moe": (
+        Qwen3VLMoeConfig,
+        {**_LATER, "deepstack_visual_indexes": [1], "num_position_embeddings": 36},
+        {
+            **SHAPE,
+            "rope_parameters": {**_SECTIONS, "mrope_interleaved": True},
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3.5": (
+        Qwen3_5Config,
+        {**_LATER, "num_position_embeddings": 36},
+        {**SHAPE, **FAMILIES["qwen3.5"][1], "rope_parameters": _IN_PART},
+    ),
+    "mistral3": (Mistral3Config, _TOWER, {**SHAPE, "model_type": "mistral", "sliding_window": None}),
+}
+KINDS = tuple(_KINDS)
+_OF_128 = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 128, "num_attention_heads": 4}
+_LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2-vl": (
+        {"embed_dim": 160, "hidden_size": 256},
+        {"hidden_size": 256, "intermediate_size": 320, "rope_parameters": {**_SECTIONS, "mrope_section": [8, 12, 12]}},
+    ),
+    "qwen2.5-vl": (
+        {"hidden_size": 160, "intermediate_size": 212, "out_hidden_size": 256},
+        {"hidden_size": 256, "intermediate_size": 320, "rope_parameters": {**_SECTIONS, "mrope_section": [8, 12, 12]}},
+    ),
+    "qwen3-vl": (
+        {"hidden_size": 144, "intermediate_size": 212, "out_hidden_size": 256},
+        {**_OF_128, "rope_parameters": {**_SECTIONS, "mrope_section": [24, 20, 20], "mrope_interleaved": True}},
+    ),
+    "qwen3.5": (
+        {"hidden_size": 144, "intermediate_size": 212, "out_hidden_size": 256},
+        {
+            **_OF_128,
+            "rope_parameters": {**_IN_PART, "mrope_section": [6, 5, 5]},
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+        },
+    ),
+    "qwen3-vl-moe": (
+        {"hidden_size": 144, "intermediate_size": 212, "out_hidden_size": 256},
+        {**_OF_128, "rope_parameters": {**_SECTIONS, "mrope_section": [24, 20, 20], "mrope_interleaved": True}},
+    ),
+    "mistral3": ({"hidden_size": 128, "intermediate_size": 212}, _OF_128),
+}
+"""Heads of sizes that kernels for GPUs serve: eyes, then the language model."""
+
+
+class Seeing(NamedTuple):
+    """One of them."""
+
+    folder: Path
+    whole: Any
+    """What transformers makes of it."""
+    patch: int
+    tokens: tuple[int, ...]
+    """What stands for a token of an image; of some, behind each row, and behind the last."""
+
+    @property
+    def side(self) -> int:
+        """Pixels of a token's."""
+        return self.patch * MERGE
+
+    def ids(self, height: int, width: int) -> list[int]:
+        """What transformers has in the place of an image of so many pixels."""
+        (token, *others), rows, columns = self.tokens, height // self.side, width // self.side
+        if not others:
+            return [token] * rows * columns
+        between, behind = others
+        return ([token] * columns + [between]) * (rows - 1) + [token] * columns + [behind]
+
+
+@functools.cache
+def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
+    """Made once. `large`: with heads as GPUs want them."""
+    made, eyes, text = _KINDS[kind]
+    if large:
+        eyes, text = {**eyes, **_LARGE[kind][0]}, {**text, **_LARGE[kind][1]}
+    marks = _PIXTRALS_MARKS if kind == "mistral3" else _MARKS
+    words = tokenizer(VOCAB_SIZE - len(marks))
+    words.add_special_tokens({"additional_special_tokens": list(marks)})
+    mark_ids = words.convert_tokens_to_ids(list(marks))
+    if kind == "mistral3":
+        tokens, written, named = mark_ids, marks[0], {"image_token_index": mark_ids[0]}
+    else:
+        start, end, image, video = mark_ids
+        tokens, written = [image], "".join(marks[place] for place in (0, 2, 1))
+        named = {
+            "vision_start_token_id": start, "vision_end_token_id": end, "image_token_id": image, "video_token_id": video
+        }  # fmt: skip
+    config = made(text_config=text, vision_config=eyes, tie_word_embeddings=False, **named)
+    whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    randomize(whole, torch.Generator().manual_seed(seed))
+    folder = scratch() / f"seeing-{kind}-{large}-{seed}"
+    whole.save_pretrained(folder)
+    words.chat_template = _TEMPLATE.replace("IMAGE", written)
+    words.save_pretrained(folder)
+    patch = eyes["patch_size"]
+    settings = {"patch_size": patch, "image_mean": [0.45, 0.5, 0.55], "image_std": [0.25, 0.3, 0.35]}
+    if kind == "mistral3":
+        settings |= {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 60}}
+        (folder / "processor_config.json").write_text(json.dumps({"patch_size": patch, "spatial_merge_size": MERGE}))
+    else:
+        settings |= {
+            "image_processor_type": "Qwen2VLImageProcessor", "merge_size": MERGE, "temporal_patch_size": 2,
+            "min_pixels": (2 * patch) ** 2, "max_pixels": 64 * (2 * patch) ** 2,
+        }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return Seeing(folder, whole, patch, tuple(tokens))
+
+
+def image_of(rows: int, columns: int, side: int, seed: int) -> NDArray[np.uint8]:
+    """So many tokens high and wide."""
+    return np.random.default_rng(seed).integers(0, 256, (rows * side, columns * side, 3), np.uint8)
+
+
+def prompt_with(model: Seeing, parts: Parts) -> tuple[list[int], tuple[PlacedImage, ...]]:
+    """Token ids, of which those of images are beyond any vocabulary, and the images."""
+    ids: list[int] = []
+    images = []
+    for part in parts:
+        if isinstance(part, list):
+            ids += part
+            continue
+        height, width, _ = part.shape
+        told = model.ids(height, width)
+        images.append(PlacedImage(len(ids), len(told), height, width, part.tobytes()))
+        rng = np.random.default_rng(list(part.tobytes()[:64]))
+        own = rng.integers(IMAGE_IDS, 2**31, len(told)).tolist()
+        ids += [new if token_id == model.tokens[0] else token_id for token_id, new in zip(told, own, strict=True)]
+    return ids, tuple(images)
+
+
+def reference_answer(model: Seeing, parts: Parts, num_tokens: int) -> list[int]:
+    """What transformers says, greedily."""
+    ids: list[int] = []
+    for part in parts:
+        ids += part if isinstance(part, list) else model.ids(*part.shape[:2])
+    images = [Image.fromarray(part) for part in parts if not isinstance(part, list)]
+    return _generated(model, ids, _looked_at(model, images, do_resize=False), num_tokens)
+
+
+def reference_chat(
+    model: Seeing, messages: list[dict[str, Any]], images: list[Image.Image], num_tokens: int
+) -> list[int]:
+    """The same of a conversation, whose images have any size."""
+    words = AutoTokenizer.from_pretrained(model.folder)
+    seen = _looked_at(model, images)
+    text = words.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    if "image_grid_thw" in seen:
+        sizes = [(rows * model.patch, columns * model.patch) for _, rows, columns in seen["image_grid_thw"].tolist()]
+    else:
+        sizes = [(height, width) for height, width in seen["image_sizes"].tolist()] if images else []
+    left, ids = iter(sizes), []
+    for token_id in words(text, add_special_tokens=False).input_ids:
+        ids += model.ids(*next(left)) if token_id == model.tokens[0] else [token_id]
+    assert next(left, None) is None
+    return _generated(model, ids, seen, num_tokens)
+
+
+def _looked_at(model: Seeing, images: list[Image.Image], **how: Any) -> dict[str, Any]:
+    if not images:
+        return {}
+    if len(model.tokens) == 1:
+        return dict(Qwen2VLImageProcessorPil.from_pretrained(model.folder)(images, return_tensors="pt", **how))
+    side = {"height": model.side, "width": model.side}  # as its processor asks it to
+    processor = PixtralImageProcessorPil.from_pretrained(model.folder, patch_size=side)
+    return dict(processor(images, return_tensors="pt", **how))
+
+
+def _generated(model: Seeing, ids: list[int], seen: dict[str, Any], num_tokens: int) -> list[int]:
+    ids_1T = torch.tensor([ids])
+    if len(model.tokens) == 1:
+        seen = {**seen, "mm_token_type_ids": (ids_1T == model.tokens[0]).int()}
+    settings = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.inference_mode():
+        out = model.whole.generate(ids_1T, attention_mask=torch.ones_like(ids_1T), **seen, **settings)
+    answer: list[int] = out[0, len(ids) :].tolist()
+    return answer
