@@ -1,7 +1,8 @@
-"""Measure engines, by `bench.py offline|serve|doors|structured|steps|host|planner|trace …`. All claims come from here.
+"""Measure engines, by `bench.py offline|serve|images|doors|structured|steps|host|planner|trace …`: all claims are its.
 
 offline: the named workloads through an engine's own `LLM` (Tercet, and where importable vLLM, nano-vllm, transformers).
 serve:   requests at a rate, from a running engine or any OpenAI endpoint: waiting times, throughput, goodput.
+images:  what images cost: the first token behind one, and how many in a second.
 doors:   the same requests by the engine's socket and by HTTP: what the HTTP door adds.
 structured: what answers that have to match a grammar cost those beside them.
 steps:   decode steps alone, for seconds each: time, clock, power and energy.
@@ -24,6 +25,7 @@ from typing import Any
 from bench_doors import add_door_flags, run_doors
 from bench_engines import ENGINES, BenchEngine
 from bench_host import add_host_flags, run_host, run_planner
+from bench_images import add_image_flags, run_images
 from bench_serve import add_serve_flags, run_serve
 from bench_steps import add_step_flags, run_steps
 from bench_structured import add_structured_flags, run_structured
@@ -158,6 +160,8 @@ def _rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             return run_offline(arguments)
         case "doors":
             return run_doors(arguments)
+        case "images":
+            return run_images(arguments)
         case "structured":
             return run_structured(arguments)
         case "steps":
@@ -221,6 +225,7 @@ def main() -> int:
     trace.add_argument("folder", type=Path, help="what --trace-dir named")
     trace.add_argument("trace", type=Path, help="the file to write; it opens in ui.perfetto.dev")
     add_serve_flags(commands.add_parser("serve", help="requests at a rate, from a socket or an OpenAI endpoint"))
+    add_image_flags(commands.add_parser("images", help="the first token behind an image, and images in a second"))
     add_door_flags(commands.add_parser("doors", help="what the HTTP door adds"))
     add_structured_flags(commands.add_parser("structured", help="what answers with a grammar cost those beside them"))
     add_step_flags(commands.add_parser("steps", help="decode steps alone: time, clock, power and energy"))

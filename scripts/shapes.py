@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import shapes_delta
 import shapes_mamba
+import shapes_vision
 
 
 def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool = False) -> dict[str, Any]:
@@ -236,15 +237,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": _llama(2048, 8192, 16, 64, tied=True),
     **shapes_delta.SHAPES,
     **shapes_mamba.SHAPES,
+    "qwen3-vl-2b": shapes_vision.qwen3_vl(_qwen3(2048, 6144, 28, 16, tied=True)),
+    "qwen3-vl-8b": shapes_vision.qwen3_vl(_qwen3(4096, 12288, 36, 32)),
+    "qwen3.5-9b-seeing": shapes_vision.qwen3_5_seeing(shapes_delta.SHAPES["qwen3.5-9b"]),
 }
 
-PLAIN_SHAPES = sorted(
-    name
-    for name, shape in SHAPES.items()
-    if not shape.keys()
-    & {"quantization_config", "kv_lora_rank", "linear_num_key_heads", "mamba_n_heads", "mamba_num_heads"}
-)
+_SPECIAL = {
+    "quantization_config", "kv_lora_rank", "linear_num_key_heads", "mamba_n_heads", "mamba_num_heads", "vision_config",
+}  # fmt: skip
+PLAIN_SHAPES = sorted(name for name, shape in SHAPES.items() if not shape.keys() & _SPECIAL)
 """Those whose products are of plain numbers, and whose attention has one for queries, keys and values alone."""
+
+
+IMAGE = "<|image_pad|>"
+"""What keeps an image's place in prompts for a shape that sees."""
 
 
 def write_shape(name: str, folder: Path) -> Path:
@@ -253,16 +259,27 @@ def write_shape(name: str, folder: Path) -> Path:
         raise ValueError(f"shape {name!r} is unknown; want one of {', '.join(SHAPES)}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2), encoding="utf-8")
-    (folder / "tokenizer.json").write_text(_made_up_tokenizer(SHAPES[name]["vocab_size"]), encoding="utf-8")
+    tokenizer = _made_up_tokenizer(_num_words(SHAPES[name]), SHAPES[name].get("image_token_id"))
+    (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     return folder
 
 
+def _num_words(shape: dict[str, Any]) -> int:
+    count: int = shape.get("text_config", shape)["vocab_size"]
+    return count
+
+
 @functools.cache
-def _made_up_tokenizer(vocab_size: int) -> str:
-    """A byte-level tokenizer with a word for each id: a letter for the first ones, then a space and a number."""
+def _made_up_tokenizer(vocab_size: int, image_id: int | None) -> str:
+    """A byte-level tokenizer with a word for each id: a letter for the first ones, then a space and a number; and
+    `IMAGE` for what keeps an image's place."""
     letters = pre_tokenizers.ByteLevel.alphabet()
     words = [*letters, *(f"\u0120{index}" for index in range(vocab_size - len(letters)))]
+    if image_id is not None:
+        words[image_id] = IMAGE
     tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    if image_id is not None:
+        tokenizer.add_special_tokens([AddedToken(IMAGE, special=True, normalized=False)])
     return str(tokenizer.to_str())

@@ -1,0 +1,38 @@
+"""What config.json says of public models that see: of what sees, and of the language model."""
+
+from typing import Any
+
+_EYE_OF_QWEN3: dict[str, Any] = {
+    "depth": 27,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "in_channels": 3,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "num_position_embeddings": 2304,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+
+
+def qwen3_vl(dense: dict[str, Any]) -> dict[str, Any]:
+    """Of a language model of Qwen3's."""
+    rope = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
+    text = {**dense, "max_position_embeddings": 262144, "rope_theta": 5_000_000, "rope_scaling": rope}
+    eye = {**_EYE_OF_QWEN3, "deepstack_visual_indexes": [8, 16, 24], "out_hidden_size": dense["hidden_size"]}
+    kind = {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "image_token_id": 151655}
+    return _whole(kind, text, "qwen3_vl_text", {**eye, "model_type": "qwen3_vl"})
+
+
+def qwen3_5_seeing(text: dict[str, Any]) -> dict[str, Any]:
+    """Of a language model of Qwen3.5's."""
+    eye = {**_EYE_OF_QWEN3, "out_hidden_size": text["hidden_size"], "model_type": "qwen3_5"}
+    kind = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "image_token_id": 248056}
+    return _whole(kind, text, "qwen3_5_text", eye)
+
+
+def _whole(kind: dict[str, Any], text: dict[str, Any], text_kind: str, eye: dict[str, Any]) -> dict[str, Any]:
+    alone = {name: value for name, value in text.items() if name != "architectures"}
+    shared = {"tie_word_embeddings": text["tie_word_embeddings"], "torch_dtype": text["torch_dtype"]}
+    return {**kind, **shared, "text_config": {**alone, "model_type": text_kind}, "vision_config": eye}
