@@ -8,11 +8,14 @@ import pytest
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from tercet.engine import image_rules
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import Breaks
 from tercet.engine.image_rules import ImageRules, load_image_rules
 from tercet.engine.image_sizes import PixelBounds, SideBounds
+from tercet.model.text_part import WHOLES
+from tercet.model.vision_kinds import KINDS
 
 QWEN2 = {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
 """As Qwen2-VL's file has them, and Qwen2.5-VL's."""
@@ -180,3 +183,9 @@ def test_bounds_of_pixels_for_a_model_with_bounds_of_sides(tmp_path: Path) -> No
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         EngineConfig(model="x", **settings)
+
+
+def test_the_engine_takes_images_of_models_whose_encoder_is_known() -> None:
+    """It knows no model, and so has names of its own."""
+    known = {*KINDS, "mistral3"}
+    assert set(image_rules._IMAGE_TOKENS) == {name for name, whole in WHOLES.items() if whole.model_type in known}
