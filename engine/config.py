@@ -253,9 +253,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def sees(self) -> bool:
-        """Whether requests may bring images, if the model can see. Where tokens are tried ahead nothing knows how far
-        those behind images are turned."""
-        return self.num_images_per_prompt > 0 and self.speculative_config is None
+        """Whether requests may bring images, if the model can see. A layer from another checkpoint has turns of its
+        own, and none for images."""
+        tries = self.speculative_config
+        return self.num_images_per_prompt > 0 and (tries is None or tries.method != "eagle3")
 
     def _check_types(self) -> None:
         """Of values that no parser of flags made."""

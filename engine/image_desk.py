@@ -41,7 +41,7 @@ class ImageDesk:
         """`rules`: None where the model sees nothing, or is not to."""
         self._rules = rules
         self._most = config.num_images_per_prompt
-        self._tries_tokens = config.speculative_config is not None
+        self._tries = config.speculative_config
         self._key = new_key()
         self._kept = KeptImages()
 
@@ -53,8 +53,8 @@ class ImageDesk:
         if not self._most:
             text = "want text alone: the engine was started with --limit-mm-per-prompt for none"
             raise Refusal("not_supported", f"{came}; {text}")
-        if self._rules is None and self._tries_tokens:
-            text = "want text alone: images are not served beside --speculative-config"
+        if self._rules is None and self._tries is not None and self._tries.method == "eagle3":
+            text = "want text alone: images are not served beside --speculative-config of method eagle3"
             raise Refusal("not_supported", f"{came}; {text}")
         if self._rules is None:
             raise Refusal("not_supported", f"{came}; want text alone: images are not served with this model")

@@ -54,7 +54,9 @@ class Step:
         self.norms = [(torch.rand(heads.dim) + 0.5).to(device, dtype) for _ in range(2)] if with_norms else [None, None]
         frequencies = 10_000.0 ** (-torch.arange(0, heads.dim, 2).double() / heads.dim)
         self.angles = torch.outer(torch.arange(max(lengths) + 1).double(), frequencies).to(device)
-        self.shifts = [-int(torch.randint(max(length, 1), ())) if shifted else 0 for length in lengths]
+        # As far as their first token is behind the first of all; one that is done has any.
+        most = [length - count if length else 900 for length, count in zip(lengths, self.counts, strict=True)]
+        self.shifts = [-int(torch.randint(one + 1, ())) if shifted else 0 for one in most]
         self.shifts_S = torch.tensor(self.shifts, dtype=torch.int32, device=device) if shifted else None
         for row, slot in enumerate(self.slots):
             self.qkv[row, self.counts[slot] :] = float("nan")

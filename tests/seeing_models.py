@@ -215,7 +215,7 @@ def reference_answer(model: Seeing, parts: Parts, num_tokens: int) -> list[int]:
     for part in parts:
         ids += part if isinstance(part, list) else model.ids(*part.shape[:2])
     images = [Image.fromarray(part) for part in parts if not isinstance(part, list)]
-    return _generated(model, ids, _looked_at(model, images, do_resize=False), num_tokens)
+    return _generated(model, ids, looked_at(model, images, do_resize=False), num_tokens)
 
 
 def reference_chat(
@@ -223,7 +223,7 @@ def reference_chat(
 ) -> list[int]:
     """The same of a conversation, whose images have any size."""
     words = AutoTokenizer.from_pretrained(model.folder)
-    seen = _looked_at(model, images)
+    seen = looked_at(model, images)
     text = words.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     if "image_grid_thw" in seen:
         sizes = [(rows * model.patch, columns * model.patch) for _, rows, columns in seen["image_grid_thw"].tolist()]
@@ -236,7 +236,8 @@ def reference_chat(
     return _generated(model, ids, seen, num_tokens)
 
 
-def _looked_at(model: Seeing, images: list[Image.Image], **how: Any) -> dict[str, Any]:
+def looked_at(model: Seeing, images: list[Image.Image], **how: Any) -> dict[str, Any]:
+    """As transformers' models are given them."""
     if not images:
         return {}
     if len(model.tokens) == 1:

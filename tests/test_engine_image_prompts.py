@@ -39,6 +39,7 @@ from tercet.ipc.step_messages import Started, Submit, Tokens
 
 WIDE, TALL = encoded(picture(84, 56)), encoded(picture(28, 112, seed=1), "JPEG")
 """Of six tokens, and of four."""
+EAGLE = {"method": "eagle3", "model": "other", "num_speculative_tokens": 3}
 
 
 class Desk:
@@ -232,7 +233,7 @@ def test_what_is_too_long_is_not_decoded(desk: Desk, monkeypatch: pytest.MonkeyP
 def test_engines_without_images(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for settings, place, words in (
         ({"limit_mm_per_prompt": {"image": 0}}, folder, "--limit-mm-per-prompt"),
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, folder, "--speculative-config"),
+        ({"speculative_config": EAGLE}, folder, "--speculative-config"),
         ({}, seeing_checkpoint(tmp_path, "LlamaForCausalLM"), "images are not served with this model"),
     ):
         desk = Desk(place, **settings)

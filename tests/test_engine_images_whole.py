@@ -11,7 +11,9 @@ from PIL import Image
 
 from covering import long
 from engine_children import children
+from guess_cases import settled
 from seeing import picture
+from seeing_guessers import seeing_guesser
 from seeing_models import KINDS, Seeing, reference_chat, seeing
 from tercet.engine.llm import LLM, RequestOutput
 from tercet.ipc.client import Client
@@ -109,6 +111,26 @@ def test_what_must_not_matter(kind: str, options: dict[str, Any]) -> None:
     with tiny_engine(model.folder, **options) as llm:
         for _ in range(2):
             assert said(llm, conversations()) == wanted_of(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tries"),
+    [("qwen3.5", {"method": "mtp"}), ("qwen3-vl", {"method": "ngram", "prompt_lookup_min": 1})],
+)
+def test_tokens_that_are_tried_ahead(kind: str, tries: dict[str, Any]) -> None:
+    """Answers go on behind images from where guesses were right: of few tokens, some are."""
+    model = seeing_guesser() if kind == "qwen3.5" else seeing(kind)
+    many = structs.replace(GREEDY, max_tokens=60)
+    few = structs.replace(many, logit_bias=dict.fromkeys(range(40, 60), 100))
+    with tiny_engine(model.folder) as llm:
+        wanted = [said(llm, conversations(), params) for params in (many, few)]
+    assert [answer[:NUM_TOKENS] for answer in wanted[0]] == wanted_of(model)
+    with tiny_engine(model.folder, speculative_config={**tries, "num_speculative_tokens": 3}) as llm:
+        for params, answers in zip((many, few), wanted, strict=True):
+            assert said(llm, conversations(), params) == answers
+            assert [said(llm, [one], params)[0] for one in conversations()] == answers
+        gauges = settled(llm)
+    assert gauges.num_right_guesses > 0
 
 
 @pytest.mark.parametrize("name", ["worker", long("scheduler"), long("tokenizer")])

@@ -173,15 +173,15 @@ def test_compile_fused_decode_behind_images(kernel: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "tries", "cells", "window", "sinks"),
+    ("heads", "kv_heads", "head_dim", "tries", "cells", "window", "sinks", "shifted"),
     [
-        (16, 8, 128, 4, torch.bfloat16, 0, False),
-        (32, 8, 128, 8, FP8, 0, False),
-        (64, 8, 64, 8, torch.bfloat16, 128, True),
+        (16, 8, 128, 4, torch.bfloat16, 0, False, False),
+        (32, 8, 128, 8, FP8, 0, False, True),
+        (64, 8, 64, 8, torch.bfloat16, 128, True, False),
     ],
 )
 def test_compile_tried_rows(
-    heads: int, kv_heads: int, head_dim: int, tries: int, cells: torch.dtype, window: int, sinks: bool
+    heads: int, kv_heads: int, head_dim: int, tries: int, cells: torch.dtype, window: int, sinks: bool, shifted: bool
 ) -> None:
     """Two slots with several tokens each, also as many as there may be: with all they hold in registers."""
     cache, norm, ints = meta(100, kv_heads, 64, head_dim, dtype=cells), meta(head_dim), meta(2, dtype=torch.int32)
@@ -195,7 +195,7 @@ def test_compile_tried_rows(
         fused_decode.fused_decode_attention(
             meta(2 * tries, (heads + 2 * kv_heads) * head_dim), meta(4096, head_dim, dtype=torch.float32), norm, norm,
             1e-6, cache, cache, meta(9, 64, dtype=torch.int32), shares, heads, 0.1, meta(2 * tries, heads, head_dim),
-            meta(heads) if sinks else None,
+            meta(heads) if sinks else None, meta(9, dtype=torch.int32) if shifted else None,
         )  # fmt: skip
     plan, decode, merge = kernels
     assert (decode.name, merge.name) == ("tried_rows_kernel", "tried_rows_merge_kernel")

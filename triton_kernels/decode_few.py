@@ -56,10 +56,11 @@ def _add_newest(
     numbers = tl.arange(0, D)
     at = tl.maximum(known, 0)
     page = tl.load(page_table_ptr + slot * M + tl.minimum(at // PAGE, M - 1)).to(tl.int64)
-    turn = at
+    turn = known
     if shifts_ptr is not None:
         turn += tl.load(shifts_ptr + slot)
-    cos, sin = load_halves(cos_sin_ptr + tl.minimum(turn, P - 1).to(tl.int64) * D, columns, HALF)
+    turn = tl.minimum(tl.maximum(turn, 0), P - 1)  # a row that is done has its slot's shift
+    cos, sin = load_halves(cos_sin_ptr + turn.to(tl.int64) * D, columns, HALF)
     q_norm0, q_norm1 = load_halves(q_norm_ptr, columns, HALF)
     k_norm0, k_norm1 = load_halves(k_norm_ptr, columns, HALF)
     wait_for_previous(PDL)

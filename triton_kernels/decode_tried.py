@@ -47,8 +47,8 @@ def _load_turns(cos_sin_ptr, positions, P, D: tl.constexpr):
 
 @triton.jit
 def _attend_to_newest(
-    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, lengths_ptr, part_ptr,
-    stats_ptr, eps, unit, M, P, num_pages, num_workers,
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, lengths_ptr,
+    part_ptr, stats_ptr, eps, unit, M, P, num_pages, num_workers,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr, NORM: tl.constexpr,
     PDL: tl.constexpr,
@@ -70,8 +70,12 @@ def _attend_to_newest(
     own = tl.arange(0, BLOCK_C) // G
     at = tl.maximum(known, 0) + tokens
     pages = tl.load(page_table_ptr + slot * M + tl.minimum(at // PAGE, M - 1)).to(tl.int64)
-    k_cos, k_sin = _load_turns(cos_sin_ptr, at, P, D)
-    q_cos, q_sin = _load_turns(cos_sin_ptr, tl.maximum(known, 0) + own, P, D)
+    turn = known
+    if shifts_ptr is not None:
+        turn += tl.load(shifts_ptr + slot)
+    turn = tl.maximum(turn, 0)
+    k_cos, k_sin = _load_turns(cos_sin_ptr, turn + tokens, P, D)
+    q_cos, q_sin = _load_turns(cos_sin_ptr, turn + own, P, D)
     q_norm0, q_norm1 = load_halves(q_norm_ptr, columns, HALF)
     k_norm0, k_norm1 = load_halves(k_norm_ptr, columns, HALF)
     wait_for_previous(PDL)
@@ -109,8 +113,8 @@ def _attend_to_newest(
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def tried_rows_kernel(
-    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, workers_ptr, lengths_ptr,
-    part_ptr, stats_ptr, eps, scale, B, M, P, num_pages, num_workers,
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, workers_ptr,
+    lengths_ptr, part_ptr, stats_ptr, eps, scale, B, M, P, num_pages, num_workers,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, N: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr,
     WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
@@ -127,9 +131,9 @@ def tried_rows_kernel(
     worker = tl.program_id(0) - B * KV_HEADS
     if worker < 0:
         _attend_to_newest(
-            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, lengths_ptr, part_ptr,
-            stats_ptr, eps, unit, M, P, num_pages, num_workers, H, KV_HEADS, D, PAGE, N, BLOCK_N, BLOCK_C, WINDOW,
-            ROW_WORDS, NORM, PDL,
+            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr,
+            lengths_ptr, part_ptr, stats_ptr, eps, unit, M, P, num_pages, num_workers, H, KV_HEADS, D, PAGE, N, BLOCK_N,
+            BLOCK_C, WINDOW, ROW_WORDS, NORM, PDL,
         )  # fmt: skip
         return
     record_ptr = workers_ptr + worker * WORKER_WORDS
@@ -141,12 +145,15 @@ def tried_rows_kernel(
     tokens = tl.arange(0, TILE)
     columns = tl.arange(0, HALF)
     own = known + tl.arange(0, BLOCK_C) // G
+    turn = own
+    if shifts_ptr is not None:
+        turn += tl.load(shifts_ptr + slot)
     first_ptr = qkv_ptr + index * (N * ROW) + head * (G * D)
     largest = tl.full((BLOCK_C,), float("-inf"), tl.float32)
     weight = tl.zeros((BLOCK_C,), tl.float32)
     acc = tl.zeros((D, BLOCK_C), tl.float32)
     for tile in tl.range(begin, end, num_stages=1):
-        cos, sin = _load_turns(cos_sin_ptr, own, P, D)
+        cos, sin = _load_turns(cos_sin_ptr, turn, P, D)
         norm0, norm1 = load_halves(q_norm_ptr, columns, HALF)
         inside = tile * TILE + tokens < tl.where((pages >= 0) & (pages < num_pages), known, 0)
         if WINDOW > 0:
@@ -211,9 +218,9 @@ def tried_rows_merge_kernel(
 
 
 def launch_tried_rows(
-    qkv_TN: Tensor, cos_sin_PD: Tensor, q_norm_weight_D: Tensor | None, k_norm_weight_D: Tensor | None, eps: float,
-    k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, few: FewRows, num_q_heads: int, scale: float,
-    sinks_H: Tensor | None, out_THD: Tensor,
+    qkv_TN: Tensor, cos_sin_PD: Tensor, shifts_S: Tensor | None, q_norm_weight_D: Tensor | None,
+    k_norm_weight_D: Tensor | None, eps: float, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, few: FewRows,
+    num_q_heads: int, scale: float, sinks_H: Tensor | None, out_THD: Tensor,
 ) -> None:  # fmt: skip
     """Two launches: the parts, and their merge. Graph-safe; `few` is planned, for several tokens of a slot."""
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
@@ -222,9 +229,9 @@ def launch_tried_rows(
     overlap = overlap_options(qkv_TN)
     sizes = {"H": num_q_heads, "KV_HEADS": num_kv_heads, "D": head_dim, "N": tries}
     tried_rows_kernel[(B * num_kv_heads + few.num_workers,)](
-        qkv_TN, q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, cos_sin_PD, k_cache, v_cache,
-        page_table_SM, few.rows_B4, few.workers_W8, few.lengths_T, few.part_IGD, few.stats_IG2, eps, scale, B,
-        page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages, few.num_workers,
+        qkv_TN, q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, cos_sin_PD, shifts_S,
+        k_cache, v_cache, page_table_SM, few.rows_B4, few.workers_W8, few.lengths_T, few.part_IGD, few.stats_IG2, eps,
+        scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages, few.num_workers,
         PAGE=page_size, TILE=few.tile, BLOCK_N=dot_block(tries), BLOCK_C=next_power_of_2(queries), WINDOW=few.window,
         ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS, **sizes, **overlap,
     )  # fmt: skip

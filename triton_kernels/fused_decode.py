@@ -177,13 +177,11 @@ def fused_decode_attention(
     if sinks_H is not None:
         check_of_heads("sinks", sinks_H, num_q_heads, qkv_BN)
     if isinstance(shares, FewRows):
-        heads = q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM
-        rest = shares, num_q_heads, scale, sinks_H, out_BHD
-        if shares.tries == 1:
-            launch_few_rows(qkv_BN, cos_sin_PD, shifts_S, *heads, *rest)
-        else:
-            assert shifts_S is None  # who tries tokens sees no images
-            launch_tried_rows(qkv_BN, cos_sin_PD, *heads, *rest)
+        launch = launch_few_rows if shares.tries == 1 else launch_tried_rows
+        launch(
+            qkv_BN, cos_sin_PD, shifts_S, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM,
+            shares, num_q_heads, scale, sinks_H, out_BHD,
+        )  # fmt: skip
         return
     check_shape("lengths", shares.lengths_B, B)
     norm = q_norm_weight_D is not None
