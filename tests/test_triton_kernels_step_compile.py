@@ -19,8 +19,10 @@ from tercet.triton_kernels import write_plan as write_plan_module
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.decode_shares import make_decode_shares, plan_decode_shares
 from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.next_ids import next_ids
 from tercet.triton_kernels.prefill_work import make_prefill_work, plan_prefill_work
 from tercet.triton_kernels.prepare import StepInputs, StepRows
+from tercet.triton_kernels.shift_positions import shift_positions
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.write_plan import RunSizes
 
@@ -44,6 +46,21 @@ def test_compile_preparing(capability: int) -> None:
         write_plan_module.write_plan(words, words, RunSizes(20, 100, 2, 5000, 9), table, 100)
     assert all(kernel.asm["cubin"] for kernel in kernels)
     assert ["griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels] == [capability == 90, False]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_compile_what_is_tried_behind_images(capability: int) -> None:
+    table = SlotTable(**on_meta(random_table(9, 4, 64, 1000, 0)))
+    inputs, rows = empty_step([1, 2], [(3, 0, 40)], 64)
+    shifted, rows = StepInputs(**on_meta(inputs), shifts_S=table.shift_S), StepRows(**on_meta(rows))
+    ids_T = shifted.input_ids_T
+    with compiling_for(capability) as kernels:
+        next_ids(shifted, rows.slots_R, table, torch.empty_like(ids_T))
+        shift_positions(shifted.positions_T, ids_T, ids_T, table.shift_S)
+    assert len(kernels) == 2
+    for kernel in kernels:
+        assert kernel.asm["cubin"], kernel.name
+        assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)
 
 
 @covering(2, capability=[80, 89, 90], dtype=[torch.bfloat16, torch.float16, torch.float32], num_rows=[1, 256])
