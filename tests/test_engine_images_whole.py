@@ -103,7 +103,7 @@ def test_next_turns_find_what_is_cached() -> None:
         ("qwen3-vl", {"tensor_parallel_size": 2}),
         long("qwen2.5-vl", {"tensor_parallel_size": 2}),
         long("qwen3-vl", {"data_parallel_size": 2}),
-        long("qwen3.5", {"tensor_parallel_size": 2, "max_num_batched_tokens": 64, "max_num_seqs": 4}),
+        long("qwen3.5", {"tensor_parallel_size": 2, "max_num_batched_tokens": 68, "max_num_seqs": 4}),
     ],
 )
 def test_what_must_not_matter(kind: str, options: dict[str, Any]) -> None:
