@@ -19,7 +19,6 @@ from tercet.model.step_buffers import StepBuffers
 from tercet.model.step_shape import StepShape
 from tercet.triton_kernels.guess import guess
 from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare
-from tercet.triton_kernels.shift_positions import shift_positions
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.token_adapters import with_adapters
 from tercet.triton_kernels.trials import Trials, lay_out
@@ -62,8 +61,6 @@ def forward_step(
             lay_out(trials, table, num_guesses=num_guesses, **sizes)
         else:
             guess(trials, table, num_guesses=num_guesses, repeated=guesses.looked_up, **sizes)
-        if decoder.turns_by_axes:
-            shift_positions(trials.positions_T, trials.slots_T, trials.lengths_T, table.shift_S)
         inputs, rows = trials.inputs(apart=decoder.tries_apart), trials.rows
     else:
         inputs, rows = buffers.cut(shape)

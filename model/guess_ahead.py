@@ -23,7 +23,6 @@ from tercet.triton_kernels.guess_rows import GuessRows, guess_rows
 from tercet.triton_kernels.next_ids import next_ids
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.sample import TokenRing
-from tercet.triton_kernels.shift_positions import shift_positions
 from tercet.triton_kernels.slot_table import SlotTable, tokens_at
 
 
@@ -71,15 +70,12 @@ class GuessAhead:
         guesses = self._rows.cut(num_slots)
         page_size, num_pages = self._kv_cache.shape[4], self._kv_cache.shape[2]
         guess_rows(guesses, slots_B, rows.positions_R, self._table, page_size=page_size, num_pages=num_pages)
-        if (shifts_S := inputs.shifts_S) is not None:
-            for positions_B, lengths_B in zip(guesses.positions_KB, guesses.lengths_KB, strict=True):
-                shift_positions(positions_B, slots_B, lengths_B, shifts_S)
         hidden_BD = hidden_RD if forwarded.trials is None else embedding(guesses.picks_B, hidden_RD)
         for guess in range(self._num_guesses):
             positions_B = guesses.next_positions_KB[guess]
             if guess:
                 ids_B = tokens_at(slots_B, guesses.next_positions_KB[guess - 1], self._table)
-                of_guess = replace(guesses.inputs(guess, ids_B, slots_B), shifts_S=shifts_S)
+                of_guess = replace(guesses.inputs(guess, ids_B, slots_B), shifts_S=inputs.shifts_S)
                 hidden_BD = self._forward(of_guess, hidden_BD, of_model=False)
             self._guesser.draw(
                 self._ring, hidden_BD, slots_B, positions_B, self._drawing, whole_logits=takes_whole_logits(shape)

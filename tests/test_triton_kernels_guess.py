@@ -97,7 +97,7 @@ def test_every_token(num_slots: int, num_guesses: int, repeated: tuple[int, int]
                 continue
             position = length - 1 + place
             assert int(trials.input_ids_T[token]) == tried[place]
-            assert int(trials.positions_T[token]) == position
+            assert int(trials.positions_T[token]) == position + int(table.shift_S[slot])
             assert int(trials.lengths_T[token]) == position + 1
             assert int(trials.next_positions_T[token]) == (position + 1 if position + 1 < LENGTH else -1)
             assert cell == int(table.page_table_SM[slot, position // PAGE]) * PAGE + position % PAGE

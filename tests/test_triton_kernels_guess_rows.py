@@ -1,7 +1,7 @@
 """What a layer that guesses is given: which tokens come behind which, rows to go on from, and rows of two norms."""
 
 import random
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from tercet.triton_kernels.guess_rows import GuessRows, guess_rows
 from tercet.triton_kernels.join_normed import join_normed
 from tercet.triton_kernels.next_ids import next_ids
 from tercet.triton_kernels.prepare import prepare
-from tercet.triton_kernels.shift_positions import shift_positions
 from tercet.triton_kernels.spread_logits import spread_logits
 from tercet.triton_kernels.trials import lay_out
 from test_triton_kernels_guess import empty_trials
@@ -25,13 +24,10 @@ SIZES = {"page_size": PAGE, "num_pages": NUM_PAGES}
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("shifted", [False, True])
-def test_the_ids_behind_each_token(seed: int, shifted: bool) -> None:
+def test_the_ids_behind_each_token(seed: int) -> None:
     """Of decodes and of chunks, some empty, in the middle of a prompt and at its end; and behind them padding."""
     rng = random.Random(seed)
     table = random_table(SLOTS, PAGES_EACH, PAGE, VOCAB, seed)
-    if not shifted:
-        table.shift_S.zero_()
     slots = rng.sample(range(DUMMY), DUMMY)
     decodes, chunks = [*slots[:3], DUMMY], []
     for slot in slots[3:]:
@@ -43,8 +39,6 @@ def test_the_ids_behind_each_token(seed: int, shifted: bool) -> None:
     num_tokens = sum(length for _, _, length in chunks)
     inputs, rows = empty_step(decodes, chunks, num_tokens + 9)
     prepare(rows, table, inputs, **SIZES)
-    if shifted:
-        inputs = replace(inputs, shifts_S=table.shift_S)
     table.token_ids_SL[slots[1], int(table.length_S[slots[1]])] = 777  # what was sampled
     out_T = torch.full((len(inputs.input_ids_T),), -77, dtype=torch.int32)
     next_ids(inputs, rows.slots_R, table, out_T)
@@ -107,7 +101,7 @@ def test_rows_to_go_on_from(num_tries: int, num_guesses: int, seed: int) -> None
                 continue
             position = length - 2 + guess
             assert int(rows.next_positions_KB[guess, row]) == length + guess
-            assert int(rows.positions_KB[guess, row]) == position
+            assert int(rows.positions_KB[guess, row]) == position + int(table.shift_S[slot])
             assert int(rows.lengths_KB[guess, row]) == position + 1
             if position // PAGE <= (sampled[row] + num_tries - 2) // PAGE:
                 assert cell == int(table.page_table_SM[slot, position // PAGE]) * PAGE + position % PAGE
@@ -136,26 +130,14 @@ def test_guesses_that_stand_in_the_table_are_laid_out(num_guesses: int) -> None:
         rest, places = N - count, range(length - 1, length - 1 + count)
         assert trials.slots_T[here].tolist() == [slot] * N
         assert trials.input_ids_T[here].tolist() == [*table.token_ids_SL[slot, list(places)].tolist(), *[0] * rest]
-        assert trials.positions_T[here].tolist() == [*places, *[0] * rest]
+        shift = int(table.shift_S[slot])
+        assert trials.positions_T[here].tolist() == [*(place + shift for place in places), *[0] * rest]
         assert trials.lengths_T[here].tolist() == [*(place + 1 for place in places), *[0] * rest]
         assert trials.next_positions_T[here].tolist() == [*(place + 1 for place in places), *[-1] * rest]
         assert int(trials.ends_B[row]) == (length + count - 1 if count else 0)
         cells = [int(table.page_table_SM[slot, place // PAGE]) * PAGE + place % PAGE for place in places]
         assert trials.kv_slots_T[here].tolist()[:count] == cells
         assert all(0 <= cell < PAGE for cell in trials.kv_slots_T[here].tolist()[count:])
-
-
-@pytest.mark.parametrize("num_tokens", [0, 1, 63, 64, 65, 200])
-def test_tokens_turned_less_far_than_they_are_counted(num_tokens: int) -> None:
-    positions_T, shifts_S = torch.randint(50, 90, (num_tokens,)).int(), torch.randint(-50, 1, (SLOTS,)).int()
-    slots_T = torch.randint(-2, SLOTS + 2, (num_tokens,)).int()
-    lengths_T = torch.randint(0, 2, (num_tokens,)).int() * 70
-    wanted = [
-        position + int(shifts_S[slot]) if length and 0 <= slot < SLOTS else position
-        for position, slot, length in zip(positions_T.tolist(), slots_T.tolist(), lengths_T.tolist(), strict=True)
-    ]
-    shift_positions(positions_T, slots_T, lengths_T, shifts_S)
-    assert positions_T.tolist() == wanted
 
 
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 48), (5, 1000), (0, 64)])

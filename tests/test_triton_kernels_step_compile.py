@@ -19,17 +19,21 @@ from tercet.triton_kernels import write_plan as write_plan_module
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.decode_shares import make_decode_shares, plan_decode_shares
 from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.guess import guess
+from tercet.triton_kernels.guess_rows import GuessRows, guess_rows
 from tercet.triton_kernels.next_ids import next_ids
 from tercet.triton_kernels.prefill_work import make_prefill_work, plan_prefill_work
 from tercet.triton_kernels.prepare import StepInputs, StepRows
-from tercet.triton_kernels.shift_positions import shift_positions
 from tercet.triton_kernels.slot_table import SlotTable
+from tercet.triton_kernels.trials import Trials, lay_out
 from tercet.triton_kernels.write_plan import RunSizes
+from test_triton_kernels_guess import empty_trials
+from test_triton_kernels_guess_rows import empty_rows
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 
 
-def on_meta(value: SlotTable | StepInputs | StepRows) -> dict[str, torch.Tensor]:
+def on_meta(value: SlotTable | StepInputs | StepRows | Trials | GuessRows) -> dict[str, torch.Tensor]:
     """Of its tensors."""
     found = {field.name: getattr(value, field.name) for field in fields(value)}
     return {name: tensor.to("meta") for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
@@ -49,15 +53,19 @@ def test_compile_preparing(capability: int) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_compile_what_is_tried_behind_images(capability: int) -> None:
+def test_compile_what_is_guessed(capability: int) -> None:
     table = SlotTable(**on_meta(random_table(9, 4, 64, 1000, 0)))
     inputs, rows = empty_step([1, 2], [(3, 0, 40)], 64)
-    shifted, rows = StepInputs(**on_meta(inputs), shifts_S=table.shift_S), StepRows(**on_meta(rows))
-    ids_T = shifted.input_ids_T
+    inputs, rows = StepInputs(**on_meta(inputs)), StepRows(**on_meta(rows))
+    trials, ahead = empty_trials([1, 2], 3), empty_rows(2, 3)
+    trials, ahead = Trials(**on_meta(trials)), GuessRows(**on_meta(ahead))
+    sizes = {"page_size": 64, "num_pages": 100}
     with compiling_for(capability) as kernels:
-        next_ids(shifted, rows.slots_R, table, torch.empty_like(ids_T))
-        shift_positions(shifted.positions_T, ids_T, ids_T, table.shift_S)
-    assert len(kernels) == 2
+        next_ids(inputs, rows.slots_R, table, torch.empty_like(inputs.input_ids_T))
+        lay_out(trials, table, num_guesses=3, **sizes)
+        guess(trials, table, num_guesses=3, repeated=(2, 4), **sizes)
+        guess_rows(ahead, trials.slots_B, trials.next_positions_T, table, **sizes)
+    assert len(kernels) == 4
     for kernel in kernels:
         assert kernel.asm["cubin"], kernel.name
         assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)

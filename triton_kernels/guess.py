@@ -54,7 +54,7 @@ def _find_run(ids_ptr, length, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BL
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=SIZES)
 def _guess_kernel(
-    slots_ptr, page_table_ptr, token_ids_ptr, length_ptr, max_length_ptr, done_ptr, ends_ptr, input_ids_ptr,
+    slots_ptr, page_table_ptr, token_ids_ptr, length_ptr, max_length_ptr, done_ptr, shift_ptr, ends_ptr, input_ids_ptr,
     positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr, num_tokens_ptr,
     B, S, L, M, num_pages,
     N: tl.constexpr, BLOCK_N: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BLOCK: tl.constexpr,
@@ -79,7 +79,7 @@ def _guess_kernel(
     tl.store(ids_ptr + length - 1 + place, ids, mask=tried & (place > 0))
     store_trials(
         ends_ptr, input_ids_ptr, positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr,
-        num_tokens_ptr, page_table_ptr, row, slot, length, count, place, ids, B, L, M, num_pages, N, PAGE,
+        num_tokens_ptr, page_table_ptr, shift_ptr, row, slot, length, count, place, ids, B, L, M, num_pages, N, PAGE,
     )  # fmt: skip
 
 

@@ -78,8 +78,8 @@ class GuessRows:
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _guess_rows_kernel(
-    slots_ptr, sampled_ptr, page_table_ptr, length_ptr, max_length_ptr, done_ptr, picks_ptr, next_positions_ptr,
-    positions_ptr, kv_slots_ptr, lengths_ptr, num_tokens_ptr, B, S, L, M, num_pages,
+    slots_ptr, sampled_ptr, page_table_ptr, length_ptr, max_length_ptr, done_ptr, shift_ptr, picks_ptr,
+    next_positions_ptr, positions_ptr, kv_slots_ptr, lengths_ptr, num_tokens_ptr, B, S, L, M, num_pages,
     N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B,): one program owns a slot's guesses."""
@@ -102,7 +102,8 @@ def _guess_rows_kernel(
     position = tl.where(guessed, length - 2 + guess, 0)
     place = guess * B + row
     tl.store(next_positions_ptr + place, tl.where(guessed, length + guess, -1), mask=own)
-    tl.store(positions_ptr + place, position, mask=own)
+    shift = tl.load(shift_ptr + slot, mask=alive, other=0)
+    tl.store(positions_ptr + place, tl.where(guessed, position + shift, 0), mask=own)
     # What the table says of pages that the step has not used may be of the slot's former holder.
     own_page = position // PAGE <= (first + N - 2) // PAGE
     cell = kv_slot(page_table_ptr, slot, position, guessed & own_page, PAGE, M, num_pages, row)
@@ -125,8 +126,9 @@ def guess_rows(
     elif B:
         S, L = table.token_ids_SL.shape
         _guess_rows_kernel[(B,)](
-            slots_B, sampled_R, table.page_table_SM, table.length_S, table.max_length_S, table.done_S, rows.picks_B,
-            rows.next_positions_KB, rows.positions_KB, rows.kv_slots_KB, rows.lengths_KB, rows.num_tokens_1,
+            slots_B, sampled_R, table.page_table_SM, table.length_S, table.max_length_S, table.done_S,
+            table.shift_S, rows.picks_B, rows.next_positions_KB, rows.positions_KB, rows.kv_slots_KB, rows.lengths_KB,
+            rows.num_tokens_1,
             B, S, L, table.page_table_SM.shape[1], num_pages,
             N=N, K=K, BLOCK_K=next_power_of_2(K), PAGE=page_size, num_warps=1, **overlap_options(slots_B),
         )  # fmt: skip
@@ -157,7 +159,7 @@ def guess_rows_reference(
             if position // page_size > (first + N - 2) // page_size:
                 page = 0
             rows.next_positions_KB[guess, row] = length + guess
-            rows.positions_KB[guess, row] = position
+            rows.positions_KB[guess, row] = position + table.shift_S[slot]
             rows.lengths_KB[guess, row] = position + 1
             if 0 < page < num_pages:
                 rows.kv_slots_KB[guess, row] = page * page_size + position % page_size

@@ -26,7 +26,7 @@ _SIZES = ["D", "T", "S", "L"]
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _next_ids_kernel(
-    slots_ptr, positions_ptr, input_ids_ptr, query_starts_ptr, token_ids_ptr, shifts_ptr, out_ptr, D, T, S, L,
+    slots_ptr, positions_ptr, input_ids_ptr, query_starts_ptr, token_ids_ptr, shift_ptr, out_ptr, D, T, S, L,
     C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T / BLOCK,): one program looks for BLOCK tokens."""
@@ -46,10 +46,10 @@ def _next_ids_kernel(
         chunk_slot = tl.load(slots_ptr + D + chunk, mask=chunk < C, other=-1)
         slot = tl.where(ends_here, tl.max(tl.where(ends, chunk_slot[None, :], -1), 1), slot)
         is_last |= ends_here
-    position = tl.load(positions_ptr + token, mask=mask, other=0) + 1
-    if shifts_ptr is not None:
-        position -= tl.load(shifts_ptr + slot, mask=(slot >= 0) & (slot < S), other=0)
-    known = mask & is_last & (slot >= 0) & (slot < S) & (position > 0) & (position < L)
+    known = mask & is_last & (slot >= 0) & (slot < S)
+    shift = tl.load(shift_ptr + slot, mask=known, other=0)
+    position = tl.load(positions_ptr + token, mask=mask, other=0) - shift + 1
+    known &= (position > 0) & (position < L)
     ids = tl.load(token_ids_ptr + slot.to(tl.int64) * L + position, mask=known, other=0)
     tl.store(out_ptr + token, tl.where(is_last, ids, behind), mask=mask)
 
@@ -75,7 +75,7 @@ def next_ids(inputs: StepInputs, slots_R: Tensor, table: SlotTable, out_T: Tenso
         block = max(16, min(_BLOCK, _MOST // block_c))
         _next_ids_kernel[(cdiv(T, block),)](
             slots_R, inputs.positions_T, inputs.input_ids_T, inputs.query_starts_C1, table.token_ids_SL,
-            inputs.shifts_S, out_T, D, T, S, L,
+            table.shift_S, out_T, D, T, S, L,
             C=C, BLOCK_C=block_c, BLOCK=block, num_warps=2, **overlap_options(out_T),
         )  # fmt: skip
 
@@ -94,7 +94,8 @@ def next_ids_reference(inputs: StepInputs, slots_R: Tensor, table: SlotTable, ou
     if num_decodes < num_tokens:
         out_T[-1] = 0
     for token, slot in own.items():
-        position = int(inputs.positions_T[token]) + 1
-        if inputs.shifts_S is not None and 0 <= slot < S:
-            position -= int(inputs.shifts_S[slot])
-        out_T[token] = table.token_ids_SL[slot, position] if 0 <= slot < S and 0 < position < L else 0
+        if not 0 <= slot < S:
+            out_T[token] = 0
+            continue
+        position = int(inputs.positions_T[token] - table.shift_S[slot]) + 1
+        out_T[token] = table.token_ids_SL[slot, position] if 0 < position < L else 0

@@ -38,6 +38,7 @@ class Trials:
     """Tokens of the slot with the guesses that it tries; 0 once it is done."""
     input_ids_T: Tensor
     positions_T: Tensor
+    """As `StepInputs` has it."""
     kv_slots_T: Tensor
     """int64: where keys and values go, as `StepInputs` has it."""
     lengths_T: Tensor
@@ -97,7 +98,7 @@ def room_for_trials(max_length_ptr, slot, length, alive, L):
 @triton.jit
 def store_trials(
     ends_ptr, input_ids_ptr, positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr,
-    num_tokens_ptr, page_table_ptr, row, slot, length, count, place, ids, B, L, M, num_pages,
+    num_tokens_ptr, page_table_ptr, shift_ptr, row, slot, length, count, place, ids, B, L, M, num_pages,
     N: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """Of one slot, which tries `count` tokens with these ids; 0: it is done."""
@@ -106,7 +107,8 @@ def store_trials(
     token = row * N + place
     position = length - 1 + place
     tl.store(input_ids_ptr + token, ids, mask=own)
-    tl.store(positions_ptr + token, tl.where(tried, position, 0), mask=own)
+    shift = tl.load(shift_ptr + slot, mask=count > 0, other=0)
+    tl.store(positions_ptr + token, tl.where(tried, position + shift, 0), mask=own)
     cell = kv_slot(page_table_ptr, slot, position, tried, PAGE, M, num_pages, token)
     tl.store(kv_slots_ptr + token, cell, mask=own)
     tl.store(lengths_ptr + token, tl.where(tried, position + 1, 0), mask=own)
@@ -119,7 +121,7 @@ def store_trials(
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=SIZES)
 def _lay_out_kernel(
-    slots_ptr, page_table_ptr, token_ids_ptr, length_ptr, max_length_ptr, done_ptr, ends_ptr, input_ids_ptr,
+    slots_ptr, page_table_ptr, token_ids_ptr, length_ptr, max_length_ptr, done_ptr, shift_ptr, ends_ptr, input_ids_ptr,
     positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr, num_tokens_ptr,
     B, S, L, M, num_pages, N: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -135,7 +137,7 @@ def _lay_out_kernel(
     ids = tl.load(ids_ptr + place, mask=place < count, other=0)
     store_trials(
         ends_ptr, input_ids_ptr, positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr,
-        num_tokens_ptr, page_table_ptr, row, slot, length, count, place, ids, B, L, M, num_pages, N, PAGE,
+        num_tokens_ptr, page_table_ptr, shift_ptr, row, slot, length, count, place, ids, B, L, M, num_pages, N, PAGE,
     )  # fmt: skip
 
 
@@ -157,8 +159,8 @@ def trial_tensors(trials: Trials, table: SlotTable) -> tuple[Tensor, ...]:
     """What kernels of trials are given of both, in their order."""
     return (
         trials.slots_B, table.page_table_SM, table.token_ids_SL, table.length_S, table.max_length_S, table.done_S,
-        trials.ends_B, trials.input_ids_T, trials.positions_T, trials.kv_slots_T, trials.lengths_T, trials.slots_T,
-        trials.next_positions_T, trials.num_tokens_1,
+        table.shift_S, trials.ends_B, trials.input_ids_T, trials.positions_T, trials.kv_slots_T, trials.lengths_T,
+        trials.slots_T, trials.next_positions_T, trials.num_tokens_1,
     )  # fmt: skip
 
 
@@ -184,7 +186,7 @@ def lay_out_counted(trials: Trials, table: SlotTable, counts: list[int], *, page
         pages_N = table.page_table_SM[slot, positions_N // page_size].long()
         pages_N = torch.where(pages_N < num_pages, pages_N, 0)
         trials.input_ids_T[first:last] = table.token_ids_SL[slot, length - 1 : length - 1 + count]
-        trials.positions_T[first:last] = positions_N
+        trials.positions_T[first:last] = positions_N + table.shift_S[slot]
         trials.kv_slots_T[first:last] = torch.where(pages_N > 0, pages_N * page_size + positions_N % page_size, 0)
         trials.lengths_T[first:last] = positions_N + 1
         trials.next_positions_T[first:last] = torch.where(positions_N + 1 < L, positions_N + 1, -1)
