@@ -34,7 +34,7 @@ class GuessRows:
     next_positions_KB: Tensor
     """Where the guess goes; -1 where nothing is guessed."""
     positions_KB: Tensor
-    """Of the token that is computed for it."""
+    """By which the token that is computed for it is turned."""
     kv_slots_KB: Tensor
     """int64: where its keys and values go, as `StepInputs` has it: to page 0 beyond the pages that the step used, where
     the guess is as good as it is."""
