@@ -28,8 +28,7 @@ _LIGHT = 16
 
 
 def is_quick(request: Request | Question) -> bool:
-    """Whether `Reception.prepare` or `answer` may be called in the event loop: not with a grammar or an image. Raises
-    `Refusal` for received ids that are of no answers."""
+    """Not what has a grammar or an image. Raises `Refusal` for received ids that are of no answers."""
     num_received = 0
     if isinstance(request, Request):
         if request.params.structured is not None:

@@ -27,6 +27,7 @@ from tercet.engine.loads import all_together, gauges
 from tercet.engine.part_count import MAX_PARTS, has_too_many_bytes, has_too_many_parts
 from tercet.engine.preparation import Prepared, prepare
 from tercet.engine.prompt_check import check_depth, check_prompt
+from tercet.engine.quick_requests import is_quick
 from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
@@ -185,6 +186,10 @@ class Reception:
         except Refusal as refusal:
             return self._desk.fail(live, refusal.code, str(refusal))
         return live
+
+    def is_quick(self, request: Request | Question) -> bool:
+        """Whether `prepare` or `answer` may be called in the event loop."""
+        return is_quick(request)
 
     def prepare(self, live: Live, request: Request) -> Prepared:
         """What has to be known to submit it; its grammar is compiled for a try. Thread-safe. Raises `Refusal`."""

@@ -22,7 +22,7 @@ from tercet.engine.front_desk import FrontDesk
 from tercet.engine.last_words import Owed
 from tercet.engine.live import Client, Live
 from tercet.engine.preparation import Prepared
-from tercet.engine.quick_requests import has_images, is_quick, weight_of
+from tercet.engine.quick_requests import has_images, weight_of
 from tercet.engine.reception import MAX_LIVE_REQUESTS, Reception
 from tercet.engine.refusal import RETRY_AFTER_S, SHUTTING_DOWN, TAKES_NO_MORE, Refusal
 from tercet.engine.request_check import goes_on, received_of
@@ -132,7 +132,7 @@ class Tokenizer:
 
     def _answer(self, client: Client, question: Question, num_bytes: int) -> None:
         try:
-            if is_quick(question):
+            if self._reception.is_quick(question):
                 self._post(client, self._reception.answer(question))
             else:
                 self._aside.enter(num_bytes)
@@ -151,7 +151,7 @@ class Tokenizer:
         if request.handling.timeout is not None:
             self._desk.give_time(live, request.handling.timeout, time.monotonic())
         try:
-            if is_quick(request):
+            if self._reception.is_quick(request):
                 self._submit(live, request, self._reception.prepare(live, request))
             else:
                 self._aside.enter(num_bytes, is_known=goes_on(received_of(request), request.params.n))

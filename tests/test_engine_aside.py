@@ -16,7 +16,6 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Live
 from tercet.engine.preparation import Prepared
-from tercet.engine.quick_requests import is_quick
 from tercet.engine.reception import Reception
 from tercet.engine.rules import make_rules
 from tercet.engine.text_codec import load_codec
@@ -52,11 +51,11 @@ class PatientReception(Reception):
         self.may_go_on = threading.Event()
 
     def prepare(self, live: Live, request: Request) -> Prepared:
-        assert is_quick(request) or self.may_go_on.wait(10)
+        assert self.is_quick(request) or self.may_go_on.wait(10)
         return super().prepare(live, request)
 
     def answer(self, question: Question) -> Tokenized | Detokenized | Failed:
-        assert is_quick(question) or self.may_go_on.wait(10)
+        assert self.is_quick(question) or self.may_go_on.wait(10)
         return super().answer(question)
 
 

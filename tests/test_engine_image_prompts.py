@@ -15,7 +15,6 @@ from tercet.engine.front_desk import FrontDesk
 from tercet.engine.image_rules import load_image_rules
 from tercet.engine.kept_images import KeptImages
 from tercet.engine.live import Live
-from tercet.engine.quick_requests import is_quick
 from tercet.engine.reception import Reception
 from tercet.engine.refusal import Refusal
 from tercet.engine.rules import make_rules
@@ -249,9 +248,9 @@ def test_engines_without_images(tmp_path: Path, folder: Path, monkeypatch: pytes
 
 
 def test_images_are_prepared_aside(desk: Desk) -> None:
-    assert is_quick(chat("x"))
+    assert desk.reception.is_quick(chat("x"))
     for request in (chat(WIDE), Generate("a", PAD, images=(WIDE,)), Tokenize("t", chat(WIDE))):
-        assert not is_quick(request)
+        assert not desk.reception.is_quick(request)
 
 
 def test_what_was_decoded_is_kept_under_its_salt(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
