@@ -18,9 +18,9 @@ _LAYER = "model.language_model.layers.1."
 _NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 
 
-def seeing_guesser() -> Seeing:
-    """Its guessing layer is random, too."""
-    model, folder = seeing(_KIND), scratch() / "seeing-guesser"
+def seeing_guesser(*, large: bool = False) -> Seeing:
+    """Its guessing layer is random, too. `large`: with heads as GPUs want them."""
+    model, folder = seeing(_KIND, large=large), scratch() / f"seeing-guesser-{large}"
     if folder.exists():
         return model._replace(folder=folder)
     shutil.copytree(model.folder, folder)

@@ -30,7 +30,7 @@ _APART = ("qwen2.5-vl", "qwen3.5", "mistral3")
 
 def conversations() -> list[list[Turn]]:
     """One image at two questions, two images, the next turn with one more, and none at all."""
-    first, second, third = picture(61, 43, seed=1), picture(20, 90, "RGBA", seed=2), picture(70, 70, "L", seed=3)
+    first, second, third = picture(61, 43, seed=1), picture(20, 90, seed=2), picture(70, 70, "L", seed=3)
     asked = [turn("what is in ", first, " here")]
     return [
         asked,

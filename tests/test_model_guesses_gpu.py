@@ -97,7 +97,8 @@ def test_several_tokens_of_a_slot_see_what_rows_apart_see(decoder: Decoder, num_
     tried = trials.lengths_T > 0
     hidden = []
     for model, apart in ((decoder, True), (make_decoder(deterministic=False, guesses=True), False)):
-        out_TD = model.forward(trials.inputs(apart=apart), cache.clone(), table.page_table_SM)
+        inputs = replace(trials.inputs(apart=apart), shifts_S=table.shift_S)
+        out_TD = model.forward(inputs, cache.clone(), table.page_table_SM)
         hidden.append(out_TD[tried].float())
         assert hidden[-1].isfinite().all()
     assert len(hidden[0]) > num_slots

@@ -1,6 +1,7 @@
 """The layer that guesses, of a model that sees, in fp32 against transformers' modules: what it makes of images."""
 
 import pytest
+import torch
 from msgspec.structs import replace
 from PIL import Image
 
@@ -18,28 +19,38 @@ from tercet.model.runner_settings import GuessSettings, RunnerSettings
 from tercet.model.states import make_states, num_places, state_tile
 from tercet.model.step_shape import StepShape
 
-MAX_SEQS, NUM_TOKENS, LENGTH, PAGE, NUM_GUESSES = 4, 14, 256, 16, 3
+MAX_SEQS, NUM_TOKENS, LENGTH, NUM_GUESSES = 4, 14, 256, 3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def make_runner(model: Seeing) -> Runner:
-    opened = open_for(model.folder, CPU, max_model_len=LENGTH, sees=True, guesses=True)
-    decoder = load_decoder(opened, Group.single(CPU), guesses=True)
-    cache = make_kv_cache(decoder.config, 80, PAGE, decoder.dtype, CPU, 1)
+def make_runner(model: Seeing, device: torch.device) -> Runner:
+    opened = open_for(model.folder, device, max_model_len=LENGTH, sees=True, guesses=True)
+    decoder = load_decoder(opened, Group.single(device), guesses=True)
+    cache = make_kv_cache(decoder.config, 80, 64 if device.type == "cuda" else 16, decoder.dtype, device, 1)
     cache[:, :, 1:] = float("nan")
     places = num_places(MAX_SEQS, 0)
-    states = make_states(decoder.config, places, decoder.dtype, CPU, 1, MAX_SEQS * (1 + NUM_GUESSES))
-    guesses = GuessSettings(num_guesses=NUM_GUESSES, looked_up=None, most_slots=MAX_SEQS)
+    states = make_states(decoder.config, places, decoder.dtype, device, 1, MAX_SEQS * (1 + NUM_GUESSES))
+    guesses = GuessSettings(num_guesses=NUM_GUESSES, looked_up=None, most_slots=8)
     sizes = {"max_num_seqs": MAX_SEQS, "max_model_len": LENGTH, "max_num_batched_tokens": LENGTH}
-    settings = RunnerSettings(**sizes, most_image_tokens=64, guesses=guesses)
+    settings = RunnerSettings(**sizes, most_image_tokens=64, guesses=guesses, enforce_eager=device.type == "cuda")
     return Runner(decoder, cache, settings, states=states)
 
 
 def test_guesses_behind_images_are_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """In whole prompts and in chunks, that end in an image; and tokens are transformers'."""
-    model = seeing_guesser()
-    side, reference, runner = model.side, ReferenceSeeingGuesser(model), make_runner(model)
+    check_guesses(seeing_guesser(), CPU, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_guesses_behind_images_on_a_gpu_are_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_guesses(seeing_guesser(large=True), torch.device("cuda"), monkeypatch)
+
+
+def check_guesses(model: Seeing, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    side, reference, runner = model.side, ReferenceSeeingGuesser(model), make_runner(model, device)
+    page = runner._kv_cache.shape[4]
     prompts: list[Parts] = [
         [[5, 6, 7, 8], image_of(3, 2, side, 1), [9, 10, 11]],
         [image_of(1, 9, side, 3), [77], image_of(6, 5, side, 4), [31]],
@@ -62,7 +73,7 @@ def test_guesses_behind_images_are_the_layers(monkeypatch: pytest.MonkeyPatch) -
             (which,) = (index for index, (prompt, _) in enumerate(told) if ids[: len(prompt)] == prompt)
             wanted = reference.guesses(ids[:length], seen[which], count)
             for guess in range(count):
-                if guess and int(rows.kv_slots_KB[guess, row]) < PAGE:
+                if guess and int(rows.kv_slots_KB[guess, row]) < page:
                     break  # its keys are nowhere
                 assert ids[length + guess] == wanted[guess], (guess, length)
                 checked[guess] += 1
@@ -76,7 +87,7 @@ def test_guesses_behind_images_are_the_layers(monkeypatch: pytest.MonkeyPatch) -
             runner,
             jobs,
             max_seqs=MAX_SEQS,
-            page_size=PAGE,
+            page_size=page,
             seed=seed,
             tile=tile,
             budget=tile + 6,

@@ -125,6 +125,13 @@ def test_several_tokens_of_few_slots(heads: Heads, with_norms: bool, cells: torc
             assert torch.equal(step.run(), out), "the same step gives the same bits"
 
 
+@pytest.mark.parametrize("heads", [HEADS[0], HEADS[3]], ids=str)
+def test_several_tokens_behind_images(heads: Heads) -> None:
+    for lengths in ([2300], [40, 129, 0, 1040], LENGTHS):
+        step = Step(heads, lengths, True, tries=4, shifted=True)
+        step.check(step.run())
+
+
 @pytest.mark.parametrize(("tile", "warps"), [(16, 1), (32, 2), (64, 2), (64, 4), (128, 4)])
 def test_other_tiles_for_few_rows(tile: int, warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 1000)
