@@ -2,7 +2,7 @@
 
 Queries, keys and values are read where their product has left them, side by side. A segment is a whole image, or a
 window of one. A head's numbers are cut into a part of a power of two and what is left: heads of 72 or 80 would fill
-little more than half of 128.
+little more than half of 128. Where Hopper's own kernel (`full_attention_hopper.py`) can, it takes over.
 
 Shape suffixes: T tokens, N numbers of a row (H query heads, H key heads, H value heads), D head size, S segments,
 M numbers of an answer (H D).
@@ -19,16 +19,20 @@ from tercet.triton_kernels.checks import check_indices
 from tercet.triton_kernels.dispatch import (
     INTERPRETED,
     has_little_shared_memory,
+    is_hopper,
     multiprocessors,
     use_kernels,
 )
+from tercet.triton_kernels.full_attention_hopper import TILE, WIDTH, hopper_full_attention_kernel
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.tiles import cdiv, dot_block, next_power_of_2
+from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next_power_of_2
 from tercet.triton_kernels.turn_rows import check_qkv
 
 _MOST_OF_HEAD = 128
 _KEYS = 64
 """Of a tile."""
+_LONG = 128
+"""Tokens of a segment for which Hopper's kernel, with its large tiles, is the faster one."""
 
 
 @triton.jit
@@ -121,6 +125,9 @@ def full_attention(qkv_TN: Tensor, ends_S: Tensor, longest: int, num_heads: int,
     out_TM = qkv_TN.new_empty(T, num_heads * D)
     if not T:
         return out_TM
+    if _can_use_hopper(qkv_TN, D, longest):
+        _launch_hopper(qkv_TN, ends_S, longest, num_heads, scale, out_TM)
+        return out_TM
     part, rest = _parts(D)
     half = qkv_TN.dtype.itemsize == 2
     keys = _KEYS if half else _KEYS // 2
@@ -134,6 +141,33 @@ def full_attention(qkv_TN: Tensor, ends_S: Tensor, longest: int, num_heads: int,
         num_warps=8 if block_q > 64 else 4, **overlap_options(qkv_TN),
     )  # fmt: skip
     return out_TM
+
+
+def _can_use_hopper(qkv_TN: Tensor, head_dim: int, longest: int) -> bool:
+    width: int = WIDTH.value
+    return (
+        is_hopper(qkv_TN.device)
+        and qkv_TN.dtype.itemsize == 2
+        and width <= head_dim <= width + width // 2
+        and head_dim % 8 == 0
+        and longest >= _LONG
+    )
+
+
+def _launch_hopper(
+    qkv_TN: Tensor, ends_S: Tensor, longest: int, num_heads: int, scale: float, out_TM: Tensor
+) -> None:  # fmt: skip
+    T, D = len(qkv_TN), qkv_TN.shape[1] // (3 * num_heads)
+    tile, width = TILE.value, WIDTH.value
+    rest = dot_block(D - width) if width < D else 0
+    num_tiles = cdiv(longest, tile)
+    total = num_tiles * num_heads * len(ends_S)
+    qkv_TXD = qkv_TN.view(T, 3 * num_heads, D)
+    hopper_full_attention_kernel[(min(total, multiprocessors(qkv_TN.device)),)](
+        hopper_descriptor(qkv_TXD, tile, 1, width), hopper_descriptor(qkv_TXD, tile, 1, rest or width), ends_S, out_TM,
+        scale * 1.4426950408889634, num_tiles, total,
+        H=num_heads, D=D, REST=rest, PDL=True, num_warps=4, launch_pdl=True,
+    )  # fmt: skip
 
 
 def full_attention_reference(qkv_TN: Tensor, ends_S: Tensor, num_heads: int, scale: float) -> Tensor:
