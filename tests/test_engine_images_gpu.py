@@ -9,6 +9,7 @@ from msgspec import structs
 from guess_cases import settled
 from seeing_guessers import seeing_guesser
 from seeing_models import KINDS, Seeing, seeing
+from tercet.engine.llm import LLM
 from test_engine_gpu import engine
 from test_engine_images_whole import GREEDY, NUM_TOKENS, conversations, said, wanted_of
 
@@ -18,12 +19,19 @@ MTP = {"method": "mtp", "num_speculative_tokens": 3}
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3}
 LONG = structs.replace(GREEDY, max_tokens=60)
 OF_FEW = structs.replace(LONG, logit_bias=dict.fromkeys(range(40, 60), 100))
-"""Of so few tokens some guesses are right."""
+"""Of so few tokens some guesses are right that look behind."""
 
 
 def guessing(kind: str) -> tuple[Seeing, dict[str, Any]]:
     """A model that sees, and how it guesses."""
     return (seeing_guesser(large=True), MTP) if kind == "qwen3.5" else (seeing(kind, large=True), NGRAM)
+
+
+def check_guesses(llm: LLM, kind: str) -> None:
+    """A layer of random numbers is hardly ever right."""
+    gauges = settled(llm)
+    assert gauges.num_guesses > 100
+    assert gauges.num_right_guesses > 0 or kind == "qwen3.5"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,7 +54,7 @@ def test_fp32_answers_are_those_of_an_engine_that_guesses_nothing(kind: str) -> 
         for params, answers in zip((LONG, OF_FEW), wanted, strict=True):
             assert said(llm, conversations(), params) == answers
             assert [said(llm, [one], params)[0] for one in conversations()] == answers
-        assert settled(llm).num_right_guesses > 0
+        check_guesses(llm, kind)
 
 
 @pytest.mark.parametrize("kind", ["qwen3.5", "qwen3-vl"])
@@ -57,7 +65,7 @@ def test_deterministic_answers_are_the_same_alone_and_together_and_however_many_
     for config in (tries, {**tries, "num_speculative_tokens": 1}):
         with engine(model.folder, dtype="bfloat16", deterministic=True, speculative_config=config) as llm:
             answers += [said(llm, conversations(), OF_FEW), [said(llm, [one], OF_FEW)[0] for one in conversations()]]
-            assert settled(llm).num_right_guesses > 0
+            check_guesses(llm, kind)
     assert answers[1:] == answers[:1] * 3
 
 
@@ -78,4 +86,4 @@ def test_two_ranks_guess_and_answer_as_one(kind: str) -> None:
         wanted = said(llm, conversations(), OF_FEW)
     with engine(model.folder, dtype="float32", speculative_config=tries, tensor_parallel_size=2) as llm:
         assert said(llm, conversations(), OF_FEW) == wanted
-        assert settled(llm).num_right_guesses > 0
+        check_guesses(llm, kind)

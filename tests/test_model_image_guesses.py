@@ -19,7 +19,7 @@ from tercet.model.runner_settings import GuessSettings, RunnerSettings
 from tercet.model.states import make_states, num_places, state_tile
 from tercet.model.step_shape import StepShape
 
-MAX_SEQS, NUM_TOKENS, LENGTH, NUM_GUESSES = 4, 14, 256, 3
+MAX_SEQS, MOST_SLOTS, NUM_TOKENS, LENGTH, NUM_GUESSES = 4, 8, 14, 256, 3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,8 +30,8 @@ def make_runner(model: Seeing, device: torch.device) -> Runner:
     cache = make_kv_cache(decoder.config, 80, 64 if device.type == "cuda" else 16, decoder.dtype, device, 1)
     cache[:, :, 1:] = float("nan")
     places = num_places(MAX_SEQS, 0)
-    states = make_states(decoder.config, places, decoder.dtype, device, 1, MAX_SEQS * (1 + NUM_GUESSES))
-    guesses = GuessSettings(num_guesses=NUM_GUESSES, looked_up=None, most_slots=8)
+    states = make_states(decoder.config, places, decoder.dtype, device, 1, MOST_SLOTS * (1 + NUM_GUESSES))
+    guesses = GuessSettings(num_guesses=NUM_GUESSES, looked_up=None, most_slots=MOST_SLOTS)
     sizes = {"max_num_seqs": MAX_SEQS, "max_model_len": LENGTH, "max_num_batched_tokens": LENGTH}
     settings = RunnerSettings(**sizes, most_image_tokens=64, guesses=guesses, enforce_eager=device.type == "cuda")
     return Runner(decoder, cache, settings, states=states)

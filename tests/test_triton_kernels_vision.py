@@ -25,15 +25,6 @@ from tercet.triton_kernels.layer_norm import add_layer_norm, layer_norm
 from tercet.triton_kernels.turn_rows import turn_rows
 
 EPS = 1e-6
-HAVE_GPU = torch.cuda.is_available()
-IN_LARGE_TILES: list[tuple[list[int], int, int]] = [
-    ([128], 2, 64),
-    ([129], 3, 72),
-    ([1, 128, 200, 511, 640, 1000], 5, 80),
-    ([300, 301], 16, 88),
-    ([5440], 16, 96),
-]
-"""For Hopper's kernel: segments that end anywhere, of less than a tile, too."""
 
 
 @pytest.fixture(params=PLACES)
@@ -130,11 +121,36 @@ def test_turn_rows(place: Place, heads: int, dim: int) -> None:
         long([130], 1, 64),
         long([33], 1, 128),
         long([31, 64], 1, 120),
-        *([([1024], 4, 72), ([4096, 4100], 16, 80), ([3000], 16, 128), *IN_LARGE_TILES] if HAVE_GPU else []),
     ],
     ids=str,
 )
 def test_full_attention(place: Place, ends: list[int], heads: int, dim: int) -> None:
+    check_full_attention(place, ends, heads, dim)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("ends", "heads", "dim"),
+    [
+        ([1024], 4, 72),
+        ([4096, 4100], 16, 80),
+        ([3000], 16, 128),
+        ([320], 2, 64),
+        ([385], 3, 72),
+        ([1, 128, 400, 911, 1040, 1400], 5, 80),
+        ([700, 701], 16, 88),
+        ([5440], 16, 96),
+    ],
+    ids=str,
+)
+def test_full_attention_of_many(dtype: torch.dtype, ends: list[int], heads: int, dim: int) -> None:
+    """Segments that end anywhere, of less than a tile, too."""
+    check_full_attention(Place("cuda", dtype), ends, heads, dim)
+
+
+def check_full_attention(place: Place, ends: list[int], heads: int, dim: int) -> None:
     qkv, scale = place.random(ends[-1] + 7, 3 * heads * dim), 1.7 * dim**-0.5
     qkv[ends[-1] :] = float("nan")
     q, k, v = qkv.double().view(-1, 3, heads, dim).permute(1, 2, 0, 3)

@@ -48,6 +48,7 @@ def test_full_attention(capability: int, dim: int, longest: int, dtype: torch.dt
         full_attention.full_attention(meta(4096, 48 * dim, dtype=dtype), meta(1, dtype=torch.int32), longest, 16, 0.1)
     (kernel,) = kernels
     check(kernel, capability)
+    assert kernel.name.startswith("hopper") == (capability == 90 and longest > 64 and dim < 128)
     if capability == 90:
         assert "wgmma.mma_async" in kernel.asm["ptx"]
 
@@ -95,6 +96,9 @@ def test_sizes_do_not_recompile() -> None:
             meta(3 * rows, 64), meta(25, 64), meta(3 * rows, 2, dtype=torch.int32), rows, 3
         ),
         lambda rows: gelu.gelu(meta(rows, 64), "exact"),
+        lambda rows: full_attention.full_attention(
+            meta(rows * 400, 48 * 72), meta(1, dtype=torch.int32), rows * 400, 16, 0.1
+        ),
     ):  # fmt: skip
         with compiling_for(90) as kernels:
             for rows in (1, 2, 7, 16, 48):

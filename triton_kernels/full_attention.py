@@ -31,7 +31,7 @@ from tercet.triton_kernels.turn_rows import check_qkv
 _MOST_OF_HEAD = 128
 _KEYS = 64
 """Of a tile."""
-_LONG = 128
+_LONG = 320
 """Tokens of a segment for which Hopper's kernel, with its large tiles, is the faster one."""
 
 
@@ -154,9 +154,7 @@ def _can_use_hopper(qkv_TN: Tensor, head_dim: int, longest: int) -> bool:
     )
 
 
-def _launch_hopper(
-    qkv_TN: Tensor, ends_S: Tensor, longest: int, num_heads: int, scale: float, out_TM: Tensor
-) -> None:  # fmt: skip
+def _launch_hopper(qkv_TN: Tensor, ends_S: Tensor, longest: int, num_heads: int, scale: float, out_TM: Tensor) -> None:
     T, D = len(qkv_TN), qkv_TN.shape[1] // (3 * num_heads)
     tile, width = TILE.value, WIDTH.value
     rest = dot_block(D - width) if width < D else 0

@@ -89,15 +89,10 @@ def _score(q, q_rest, k_rings, stage, REST: gl.constexpr):
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     k_ring, k_ring_rest = k_rings
     zeros = gl.zeros((_ROWS, TILE), gl.float32, SCORES)
-    s = warpgroup_mma(q, _keys(k_ring, stage, WIDTH), zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma(q, k_ring.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
     if REST:
-        s = warpgroup_mma(q_rest, _keys(k_ring_rest, stage, REST), s, is_async=True)
+        s = warpgroup_mma(q_rest, k_ring_rest.index(stage).permute((1, 0)), s, is_async=True)
     return s
-
-
-@gluon.jit
-def _keys(ring, stage, columns: gl.constexpr):
-    return ring.index(stage).permute((1, 0))
 
 
 @gluon.jit
@@ -220,14 +215,15 @@ def _attend(
 def _make_rings(desc, desc_rest, PLACES: gl.constexpr, REST: gl.constexpr):
     """Shared memory for tiles of a head's numbers, and of what is left of them."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * WIDTH, element_bitwidth=16, rank=2)
-    ring = gl.allocate_shared_memory(desc.dtype, [PLACES, TILE, 1, WIDTH], desc.layout)
-    ring = ring, ring._reinterpret(desc.dtype, [PLACES, TILE, WIDTH], LAYOUT)
-    rest = ring
+    parts = gl.allocate_shared_memory(desc.dtype, [PLACES, TILE, 1, WIDTH], desc.layout)
+    ring = parts._reinterpret(desc.dtype, [PLACES, TILE, WIDTH], LAYOUT)
+    parts_rest = parts
+    ring_rest = ring
     if REST:
         REST_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * REST, element_bitwidth=16, rank=2)
-        rest = gl.allocate_shared_memory(desc.dtype, [PLACES, TILE, 1, REST], desc_rest.layout)
-        rest = rest, rest._reinterpret(desc.dtype, [PLACES, TILE, REST], REST_LAYOUT)
-    return (ring[0], rest[0]), (ring[1], rest[1])
+        parts_rest = gl.allocate_shared_memory(desc.dtype, [PLACES, TILE, 1, REST], desc_rest.layout)
+        ring_rest = parts_rest._reinterpret(desc.dtype, [PLACES, TILE, REST], REST_LAYOUT)
+    return (parts, parts_rest), (ring, ring_rest)
 
 
 @gluon.jit
