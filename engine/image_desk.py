@@ -5,13 +5,15 @@ file is `images.py`'s matter.
 """
 
 import contextlib
+import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from tercet.engine.config import EngineConfig
 from tercet.engine.image_rules import ImageRules
-from tercet.engine.images import ImageRefused, has_pillow, image_ids, new_key, read_image, size_of
+from tercet.engine.images import ImageRefused, Pixels, has_pillow, image_ids, new_key, read_image, size_of
 from tercet.engine.kept_images import KeptImages, name_of
 from tercet.engine.refusal import Refusal
 from tercet.ipc.images import PlacedImage
@@ -20,6 +22,8 @@ from tercet.ipc.messages import Request
 
 _NOT_BESIDE = ("prompt_logprobs", "truncate_prompt_tokens")
 """Tokens of images are no answer to anything, and half of an image is none."""
+_READERS = 4
+"""Of a prompt's images, each with a core of its own; Pillow holds nobody up while it decodes."""
 Check = Callable[[int, int], None]
 """May refuse a prompt of so many tokens, of which so many are of images."""
 
@@ -44,6 +48,7 @@ class ImageDesk:
         self._tries = config.speculative_config
         self._key = new_key()
         self._kept = KeptImages()
+        self._readers = ThreadPoolExecutor(min(_READERS, len(os.sched_getaffinity(0))))
 
     def check(self, request: Request) -> None:
         """Refuse what brings more images than are served, or asks for what cannot be beside them. Quick."""
@@ -84,15 +89,9 @@ class ImageDesk:
         if not files:
             return Placed(told, told, ())
         own, images, end = array("i", told), [], 0
-        for place, (file, name, size) in enumerate(zip(files, names, sizes, strict=True)):
-            if (pixels := self._kept.find(name)) is None:
-                with _blaming(place, files):
-                    pixels = read_image(file, rules)
-                    if (pixels.height, pixels.width) != size:
-                        raise ImageRefused("it begins as a file of another size")
-                self._kept.keep(name, pixels)
+        for name, pixels in zip(names, self._all_pixels(files, names, sizes, rules), strict=True):
             first = told.index(rules.token_id, end)
-            tokens = rules.tokens(*size)
+            tokens = rules.tokens(pixels.height, pixels.width)
             count = len(tokens)
             end, ids = first + count, image_ids(name, count, self._key)
             own[first:end] = array(
@@ -100,6 +99,25 @@ class ImageDesk:
             )
             images.append(PlacedImage(first, count, pixels.height, pixels.width, pixels.values))
         return Placed(told, own, tuple(images))
+
+    def _all_pixels(
+        self, files: Sequence[bytes], names: Sequence[bytes], sizes: Sequence[tuple[int, int]], rules: ImageRules
+    ) -> list[Pixels]:
+        """Those that are not kept are decoded beside each other, each once."""
+
+        def pixels_of(place: int) -> Pixels:
+            if (pixels := self._kept.find(names[place])) is None:
+                with _blaming(place, files):
+                    pixels = read_image(files[place], rules)
+                    if (pixels.height, pixels.width) != sizes[place]:
+                        raise ImageRefused("it begins as a file of another size")
+                self._kept.keep(names[place], pixels)
+            return pixels
+
+        places = {name: names.index(name) for name in names}
+        read = self._readers.map if len(places) > 1 else map
+        by_name = dict(zip(places, read(pixels_of, places.values()), strict=True))
+        return [by_name[name] for name in names]
 
     def _sizes(
         self, prompt_ids: Sequence[int], files: Sequence[bytes], names: Sequence[bytes], rules: ImageRules

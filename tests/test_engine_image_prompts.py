@@ -1,5 +1,6 @@
 """Prompts with images, from a client's bytes to what a scheduler gets: pure, no process."""
 
+import threading
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -264,7 +265,26 @@ def test_what_was_decoded_is_kept_under_its_salt(desk: Desk, monkeypatch: pytest
     for number, salt in enumerate(("", "", "mine", "mine", "")):
         request = msgspec.structs.replace(chat(WIDE, TALL), request_id=str(number), cache_salt=salt)
         desk.submit(request)
-    assert read == [WIDE, TALL] * 2
+    assert sorted(read) == sorted([WIDE, TALL] * 2)
+
+
+def test_images_of_a_prompt_are_decoded_beside_each_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, and the first that is wrong is named."""
+    together, read = threading.Barrier(2, timeout=30), list[bytes]()
+
+    def waiting(file: bytes, rules: Any) -> images.Pixels:
+        read.append(file)
+        together.wait()
+        return images.read_image(file, rules)
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    desk = Desk(folder)
+    monkeypatch.setattr(image_desk, "read_image", waiting)
+    desk.submit(chat(WIDE, TALL, WIDE, TALL, TALL))
+    assert sorted(read) == sorted([WIDE, TALL])
+    halves = encoded(picture(84, 56, seed=2))[:900], encoded(picture(84, 56, seed=3))[:900]
+    with pytest.raises(Refusal, match="image 2 of 4, which cannot be used: it cannot be decoded"):
+        desk.submit(msgspec.structs.replace(chat(WIDE, *halves, TALL), request_id="b"))
 
 
 def test_few_bytes_are_kept() -> None:
