@@ -14,7 +14,6 @@ from tercet.engine import image_desk, images
 from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.image_rules import load_image_rules
-from tercet.engine.kept_images import KeptImages
 from tercet.engine.live import Live
 from tercet.engine.reception import Reception
 from tercet.engine.refusal import Refusal
@@ -285,18 +284,6 @@ def test_images_of_a_prompt_are_decoded_beside_each_other(folder: Path, monkeypa
     halves = encoded(picture(84, 56, seed=2))[:900], encoded(picture(84, 56, seed=3))[:900]
     with pytest.raises(Refusal, match="image 2 of 4, which cannot be used: it cannot be decoded"):
         desk.submit(msgspec.structs.replace(chat(WIDE, *halves, TALL), request_id="b"))
-
-
-def test_few_bytes_are_kept() -> None:
-    kept = KeptImages(100)
-    names = [bytes([number]) for number in range(4)]
-    for name in names[:3]:
-        kept.keep(name, images.Pixels(2, 5, bytes(30)))
-    assert kept.find(names[0]) is not None  # the youngest by that
-    kept.keep(names[3], images.Pixels(2, 5, bytes(30)))
-    assert [kept.find(name) is None for name in names] == [False, True, False, False]
-    kept.keep(names[1], images.Pixels(2, 500, bytes(3000)))
-    assert (kept.find(names[1]), kept.num_bytes) == (None, 90)
 
 
 def test_pixels_of_live_requests_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
