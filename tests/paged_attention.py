@@ -12,6 +12,7 @@ from torch import Tensor
 from tercet.triton_kernels.attention import decode_attention, plan_last_queries, plan_prefill, prefill_attention
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_work import make_decode_work, plan_decode_work
+from tercet.triton_kernels.dispatch import use_kernels
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class PagedCache:
     dtype: torch.dtype
     cells: torch.dtype | None = None
     """What the cache holds, if not `dtype`."""
+    images: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """By slot, the first position of each image, and that behind it: its tokens see each other."""
     slopes_H: Tensor | None = field(init=False, default=None)
     sinks_H: Tensor | None = field(init=False, default=None)
 
@@ -111,10 +114,22 @@ class PagedCache:
         out = torch.full_like(q_THD, float("nan"))
         scale = self.heads.dim**-0.5
         scoring = Scoring(scale, **self._options)  # type: ignore[arg-type]
-        work = plan_prefill(*caches[3:], *q_THD.shape[:2], self.k_cache, scoring, deep=deep)
+        ends_T = self._ends(chunks, len(q_THD)) if self.images else None
+        work = None
+        if use_kernels(q_THD):
+            work = plan_prefill(*caches[3:], *q_THD.shape[:2], self.k_cache, scoring, deep=deep, ends_T=ends_T)
         if only_last:
+            assert work is not None
             work = plan_last_queries(*caches[3:], work)
-        return prefill_attention(q_THD, *caches, scale, work=work, out=out, **self._options)  # type: ignore[arg-type]
+        return prefill_attention(q_THD, *caches, scale, work=work, ends_T=ends_T, out=out, **self._options)  # type: ignore[arg-type]
+
+    def _ends(self, chunks: list[tuple[int, int, int]], num_tokens: int) -> Tensor:
+        """As the kernels are told of images."""
+        ends = []
+        for slot, start, count in chunks:
+            for position in range(start, start + count):
+                ends.append(next((stop for first, stop in self.images.get(slot, ()) if first <= position < stop), 0))
+        return self.ints([*ends, *[0] * (num_tokens - len(ends))])
 
     def exact(self, q_THD: Tensor, slot: int, start: int) -> Tensor:
         """Attention in float64 of queries at positions `start` and on of a slot."""
@@ -130,6 +145,8 @@ class PagedCache:
         if self.slopes_H is not None:
             scores -= self.slopes_H.double()[:, None, None] * distance
         hidden = distance < 0
+        for first, stop in self.images.get(slot, ()):
+            hidden[max(first - start, 0) : max(stop - start, 0), first:stop] = False
         if heads.window:
             hidden |= distance >= heads.window
         weights = scores.masked_fill(hidden, float("-inf")).exp()

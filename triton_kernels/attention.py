@@ -126,6 +126,7 @@ def prefill_attention(
     softcap: float = 0.0,
     alibi_slopes_H: Tensor | None = None,
     sinks_H: Tensor | None = None,
+    ends_T: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """[T, H, D] -> [T, H, D], causal: tokens `query_starts_C1[c]` and on are chunk c's, at positions
@@ -133,13 +134,16 @@ def prefill_attention(
 
     Tokens of no chunk give zeros. Writes `out` if given and mutates nothing else; softmax in fp32. `work`: planned for
     these chunks, once for all layers of a step; without it the call plans for itself. `sinks_H`: see `Scoring`.
-    Graph-safe.
+    `ends_T`: tokens of an image see each other: the position behind the last of them, which is in the same chunk; 0 for
+    others. Graph-safe.
     """
     _check(q_THD, k_cache, v_cache, page_table_SM, alibi_slopes_H, sinks_H)
     C = len(chunk_slots_C)
     check_indices("chunk_slots", chunk_slots_C, q_THD, C)
     check_indices("chunk_starts", chunk_starts_C, q_THD, C)
     check_indices("query_starts", query_starts_C1, q_THD, C + 1)
+    if ends_T is not None:
+        check_indices("ends", ends_T, q_THD, len(q_THD))
     out = _output(q_THD, out)
     scoring = Scoring(scale, window, softcap, alibi_slopes_H, sinks_H)
     if not q_THD.shape[0]:
@@ -147,28 +151,30 @@ def prefill_attention(
     if use_kernels(q_THD):
         if work is None:
             T, H, _ = q_THD.shape
-            work = plan_prefill(chunk_slots_C, chunk_starts_C, query_starts_C1, T, H, k_cache, scoring)
-        launch_prefill_attention(q_THD, k_cache, v_cache, page_table_SM, scoring, work, out)
+            work = plan_prefill(chunk_slots_C, chunk_starts_C, query_starts_C1, T, H, k_cache, scoring, ends_T=ends_T)
+        launch_prefill_attention(q_THD, k_cache, v_cache, page_table_SM, scoring, work, ends_T, out)
         return out
     prefill_attention_reference(
-        q_THD, k_cache, v_cache, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1, scoring, out
-    )
+        q_THD, k_cache, v_cache, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1, scoring, out,
+        ends_T,
+    )  # fmt: skip
     return out
 
 
 def plan_prefill(
     chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, num_tokens: int, num_heads: int,
-    k_cache: Tensor, scoring: Scoring, *, deep: int = 0,
+    k_cache: Tensor, scoring: Scoring, *, deep: int = 0, ends_T: Tensor | None = None,
 ) -> PrefillWork:  # fmt: skip
     """Cut a step's chunks into tiles for layers that score so. Graph-safe: once per step, before the first layer.
 
+    `ends_T`: see `prefill_attention`. Then no tile is cut by keys: of a part's some query might see nothing.
     `deep`: of the tokens some come behind so many: from `DEEP` on cut tiles by keys too, where that gains anything
     (`most_deep`). A token's bits depend on it, and on the other chunks then.
     """
     block_q = query_tile(num_tokens, num_heads, k_cache, scoring)
     work = make_prefill_work(num_tokens, chunk_slots_C.shape[0], block_q, k_cache.device)
-    plan_prefill_work(chunk_slots_C, chunk_starts_C, query_starts_C1, num_tokens, work)
-    if 0 < num_tokens <= _most_in_parts(num_heads, k_cache, scoring, deep, block_q):
+    plan_prefill_work(chunk_slots_C, chunk_starts_C, query_starts_C1, num_tokens, work, ends_T)
+    if ends_T is None and 0 < num_tokens <= _most_in_parts(num_heads, k_cache, scoring, deep, block_q):
         sizes = num_tokens, num_heads, k_cache.shape[3], parts_at_once(k_cache, scoring), keys_at_once(k_cache)
         return plan_prefill_parts(work, *sizes, heads=_heads_at_once(num_heads, k_cache, scoring, deep))
     return work

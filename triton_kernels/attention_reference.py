@@ -68,27 +68,45 @@ def prefill_attention_reference(
     query_starts_C1: Tensor,
     scoring: Scoring,
     out_THD: Tensor,
+    ends_T: Tensor | None = None,
 ) -> None:
-    """Causal, each chunk over its sequence up to and with itself. Tokens of no chunk give zeros."""
+    """Causal, each chunk over its sequence up to and with itself; `ends_T`: but images up to their ends. Tokens of no
+    chunk give zeros."""
     ends = query_starts_C1.tolist()
     for slot, start, begin, end in zip(
         chunk_slots_C.tolist(), chunk_starts_C.tolist(), ends[:-1], ends[1:], strict=True
     ):
         if begin < end:
             length, tiles_KM = start + end - begin, _tiles(page_table_SM[slot], k_cache)
-            k, v = (_gather(cache, tiles_KM, length, q_THD.dtype) for cache in (k_cache, v_cache))
-            _attend_in_tiles(q_THD[begin:end], _padded(k), _padded(v), start, scoring, out_THD[begin:end])
+            k, v = (_padded(_gather(cache, tiles_KM, length, q_THD.dtype)) for cache in (k_cache, v_cache))
+            _attend_in_tiles(q_THD[begin:end], k, v, start, scoring, out_THD[begin:end])
+            if ends_T is not None:
+                _attend_in_images(q_THD[begin:end], k, v, start, scoring, ends_T[begin:end], out_THD[begin:end])
     out_THD[ends[-1] :] = 0
 
 
-def _attend_in_tiles(q_THD: Tensor, k: Tensor, v: Tensor, start: int, scoring: Scoring, out_THD: Tensor) -> None:
+def _attend_in_images(
+    q_THD: Tensor, k: Tensor, v: Tensor, start: int, scoring: Scoring, ends_T: Tensor, out_THD: Tensor
+) -> None:
+    """Once more those of a chunk's queries that see further than to themselves: image by image."""
+    for image_end in ends_T.unique().tolist():
+        if image_end:
+            first, last = (ends_T == image_end).nonzero()[[0, -1], 0].tolist()
+            own = slice(first, last + 1)
+            _attend_in_tiles(q_THD[own], k, v, start + first, scoring, out_THD[own], image_end)
+
+
+def _attend_in_tiles(
+    q_THD: Tensor, k: Tensor, v: Tensor, start: int, scoring: Scoring, out_THD: Tensor, image_end: int = 0
+) -> None:
     """A chunk's queries against their sequence's keys [kv head, L, D], zeros behind them up to the end of a tile."""
     end = start + len(q_THD)
     for tile in range(start // _TILE * _TILE, end, _TILE):
         first, last = max(start, tile), min(end, tile + _TILE)
         whole_THD = q_THD.new_zeros(_TILE, *q_THD.shape[1:])
         whole_THD[first - tile : last - tile] = q_THD[first - start : last - start]
-        attended_THD = _attend(whole_THD, k[:, : tile + _TILE], v[:, : tile + _TILE], tile, scoring)
+        seen = max(tile + _TILE, image_end + -image_end % _TILE)
+        attended_THD = _attend(whole_THD, k[:, :seen], v[:, :seen], tile, scoring, image_end)
         out_THD[first - start : last - start] = attended_THD[first - tile : last - tile]
 
 
@@ -112,8 +130,9 @@ def _gather(cache: Tensor, tiles_KM: Tensor, length: int, dtype: torch.dtype) ->
     return gathered.view(num_kv_heads, -1, head_dim)[:, :length]
 
 
-def _attend(q_THD: Tensor, k: Tensor, v: Tensor, start: int, scoring: Scoring) -> Tensor:
-    """Queries at positions `start` and on against keys [kv head, L, D], of which they see those up to their own."""
+def _attend(q_THD: Tensor, k: Tensor, v: Tensor, start: int, scoring: Scoring, image_end: int = 0) -> Tensor:
+    """Queries at positions `start` and on against keys [kv head, L, D], of which they see those up to their own, and
+    those ahead of `image_end`."""
     num_queries, _, head_dim = q_THD.shape
     num_kv_heads, length = k.shape[:2]
     if scoring.is_plain and num_queries == 1:
@@ -121,28 +140,31 @@ def _attend(q_THD: Tensor, k: Tensor, v: Tensor, start: int, scoring: Scoring) -
         return F.scaled_dot_product_attention(q, k[None], v[None], scale=scoring.scale).view(q_THD.shape)
     positions_T1 = torch.arange(start, start + num_queries, device=k.device)[:, None]
     if scoring.is_plain:
-        seen_TL = positions_T1 >= torch.arange(length, device=k.device)
+        seen_TL = (positions_T1 + 1).clamp(min=image_end) > torch.arange(length, device=k.device)
         out = F.scaled_dot_product_attention(
             q_THD.transpose(0, 1)[None], k[None], v[None], attn_mask=seen_TL, scale=scoring.scale, enable_gqa=True
         )
         return out[0].transpose(0, 1)
     # The queries of one kv head as one matrix, [kv head, G x T, D].
     q = q_THD.view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
-    weights = _weights(q, k, positions_T1, scoring, num_queries)
+    weights = _weights(q, k, positions_T1, scoring, num_queries, image_end)
     out = (weights @ v.float()).view(num_kv_heads, -1, num_queries, head_dim)
     return out.permute(2, 0, 1, 3).reshape(q_THD.shape).to(q_THD.dtype)
 
 
-def _weights(q: Tensor, k: Tensor, positions_T1: Tensor, scoring: Scoring, num_queries: int) -> Tensor:
+def _weights(
+    q: Tensor, k: Tensor, positions_T1: Tensor, scoring: Scoring, num_queries: int, image_end: int
+) -> Tensor:  # fmt: skip
     """Softmax over L of q [kv head, G x T, D] times k [kv head, L, D]."""
     products = (q.float() @ k.float().transpose(-1, -2)).mul_(scoring.scale)
     scores = products.view(len(k), -1, num_queries, products.shape[-1])
     if scoring.softcap:
         scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
-    distances = positions_T1 - torch.arange(k.shape[1], device=k.device)
+    positions_L = torch.arange(k.shape[1], device=k.device)
+    distances = positions_T1 - positions_L
     if scoring.alibi_slopes_H is not None:
         scores = scores - scoring.alibi_slopes_H.float().view(*scores.shape[:2], 1, 1) * distances
-    hidden = distances < 0
+    hidden = (positions_T1 + 1).clamp(min=image_end) <= positions_L
     if scoring.window:
         hidden |= distances >= scoring.window
     scores = scores.masked_fill_(hidden, -math.inf)

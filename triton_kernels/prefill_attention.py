@@ -23,6 +23,7 @@ from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.prefill_fp8 import fp8_prefill_kernel
 from tercet.triton_kernels.prefill_hopper import hopper_prefill_kernel
+from tercet.triton_kernels.prefill_tile import attend, load_cells
 from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
 from tercet.triton_kernels.sinks import begin_with_sinks
 from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next_power_of_2
@@ -36,70 +37,10 @@ _FEW_TILES = 2
 """Small tiles a multiprocessor up to which they are the better ones: they deal out more evenly, each takes longer."""
 
 
-@triton.jit
-def _load_cells(cache, cell, tokens, columns, D: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr):
-    """The cells from `cell` on: one tile of keys or values."""
-    if TMA:
-        tile = cache.load([cell.to(tl.int32), 0])
-    else:
-        pointers = cache + (cell + tokens)[:, None] * D + columns[None, :]
-        tile = tl.load(pointers) if D == BLOCK_D else tl.load(pointers, mask=(columns < D)[None, :], other=0.0)
-    return tile
-
-
-@triton.jit
-def _score(products, scale, softcap, slope, distances, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
-    """Scores in units of log 2 from products, where the score is more than the scaled product.
-
-    Products that are added to are fused by hand. Left to itself the compiler fuses some elements of a tile one way and
-    some another, and a row's bits follow from where in a tile it stands: from how its prompt was cut into chunks.
-    """
-    if SOFTCAP:
-        cap = softcap * 1.4426950408889634
-        # tanh(x) = 1 - 2 / (exp(2 x) + 1)
-        shares = 1 / (tl.exp2(products * (2 * 1.4426950408889634 * scale / softcap)) + 1)
-        scores = tl.fma(shares, -2 * cap, cap)
-    else:
-        scores = products * (scale * 1.4426950408889634)
-    if ALIBI:
-        scores = tl.fma(distances.to(tl.float32), slope * 1.4426950408889634, scores)
-    return scores
-
-
-@triton.jit
-def _attend(
-    q, k, v, largest, weight, acc, positions, queries, length, scale, softcap, slope,
-    MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The sums over one more tile of keys and values: the same bits, masked or not, where a query sees it whole."""
-    k = k.to(q.dtype)
-    v = v.to(q.dtype)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if SOFTCAP or ALIBI:
-        scores = _score(scores, scale, softcap, slope, positions[None, :] - queries[:, None], SOFTCAP, ALIBI)
-    if MASKED:
-        seen = positions[None, :] <= queries[:, None]
-        if WINDOW > 0:
-            seen &= positions[None, :] > queries[:, None] - WINDOW
-        scores = tl.where(seen, scores, float("-inf"))
-        # Cells beyond the end may hold anything, NaN too.
-        v = tl.where((positions < length)[:, None], v, 0.0)
-    unit = 1.0 if SOFTCAP or ALIBI else scale * 1.4426950408889634
-    new = tl.maximum(largest, tl.max(scores, 1) * unit)
-    finite = tl.where(new == float("-inf"), 0.0, new) if MASKED else new
-    # Times -1, which costs nothing: what negation compiles to is 0 minus it.
-    weights = tl.exp2(tl.fma(scores, unit, finite[:, None] * -1))
-    rescale = tl.exp2(largest - finite)
-    weight = tl.fma(weight, rescale, tl.sum(weights, 1))
-    acc = acc * rescale[:, None]
-    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
-    return new, weight, acc
-
-
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def _prefill_kernel(
-    q_ptr, k_cache, v_cache, page_table_ptr, tiles_ptr, slopes_ptr, sinks_ptr, out_ptr, partial_ptr, stats_ptr,
-    scale, softcap, M,
+    q_ptr, k_cache, v_cache, page_table_ptr, tiles_ptr, ends_ptr, slopes_ptr, sinks_ptr, out_ptr, partial_ptr,
+    stats_ptr, scale, softcap, M,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -129,6 +70,9 @@ def _prefill_kernel(
         q = tl.load(q_ptr + (rows * H + head)[:, None] * D + columns[None, :], mask=q_mask, other=0.0)
         q = as_factor(q, q.dtype, k_cache.dtype if TMA else k_cache.dtype.element_ty)
         queries = first_query + indices
+        last_seen = queries
+        if ends_ptr is not None:
+            last_seen = tl.maximum(queries, tl.load(ends_ptr + rows, mask=indices < num_queries, other=0) - 1)
         low = 0
         if WINDOW > 0:
             low = tl.maximum(first_query - WINDOW + 1, 0) // TILE * TILE
@@ -158,20 +102,20 @@ def _prefill_kernel(
         for start in tl.range(low, whole, TILE, num_stages=STAGES):
             page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
             cell = (page * KV_HEADS + kv_head) * PAGE + start % PAGE
-            k = _load_cells(k_cache, cell, tokens, columns, D, BLOCK_D, TMA)
-            v = _load_cells(v_cache, cell, tokens, columns, D, BLOCK_D, TMA)
-            largest, weight, acc = _attend(
-                q, k, v, largest, weight, acc, start + tokens, queries, length, scale, softcap, slope,
-                False, WINDOW, SOFTCAP, ALIBI, PRECISION,
+            k = load_cells(k_cache, cell, tokens, columns, D, BLOCK_D, TMA)
+            v = load_cells(v_cache, cell, tokens, columns, D, BLOCK_D, TMA)
+            largest, weight, acc = attend(
+                q, k, v, largest, weight, acc, start + tokens, queries, last_seen, length, scale, softcap,
+                slope, False, WINDOW, SOFTCAP, ALIBI, PRECISION,
             )  # fmt: skip
         for start in tl.range(whole, length, TILE, num_stages=STAGES):
             page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
             cell = (page * KV_HEADS + kv_head) * PAGE + start % PAGE
-            k = _load_cells(k_cache, cell, tokens, columns, D, BLOCK_D, TMA)
-            v = _load_cells(v_cache, cell, tokens, columns, D, BLOCK_D, TMA)
-            largest, weight, acc = _attend(
-                q, k, v, largest, weight, acc, start + tokens, queries, length, scale, softcap, slope,
-                True, WINDOW, SOFTCAP, ALIBI, PRECISION,
+            k = load_cells(k_cache, cell, tokens, columns, D, BLOCK_D, TMA)
+            v = load_cells(v_cache, cell, tokens, columns, D, BLOCK_D, TMA)
+            largest, weight, acc = attend(
+                q, k, v, largest, weight, acc, start + tokens, queries, last_seen, length, scale, softcap,
+                slope, True, WINDOW, SOFTCAP, ALIBI, PRECISION,
             )  # fmt: skip
         if num_parts == 1:
             y = acc / weight[:, None]
@@ -222,15 +166,15 @@ def _is_tight(k_cache: Tensor) -> bool:
 
 def launch_prefill_attention(
     q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scoring: Scoring, work: PrefillWork,
-    out_THD: Tensor,
+    ends_T: Tensor | None, out_THD: Tensor,
 ) -> None:  # fmt: skip
     """Graph-safe: the grid covers any way of cutting T tokens into chunks; `work` is planned."""
     if not q_THD.shape[0]:
         return
     if can_use_hopper(k_cache, scoring):
-        _launch_hopper(q_THD, k_cache, v_cache, page_table_SM, scoring.scale, work, out_THD)
+        _launch_hopper(q_THD, k_cache, v_cache, page_table_SM, scoring.scale, work, ends_T, out_THD)
     else:
-        _launch(q_THD, k_cache, v_cache, page_table_SM, scoring, work, out_THD)
+        _launch(q_THD, k_cache, v_cache, page_table_SM, scoring, work, ends_T, out_THD)
     if (parts := work.parts) is not None:
         sums = parts.counts_T, parts.starts_T, parts.sums_QHD, parts.stats_QH2
         merge_splits(*sums, out_THD, stride=work.block_q)
@@ -238,7 +182,7 @@ def launch_prefill_attention(
 
 def _launch(
     q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scoring: Scoring, work: PrefillWork,
-    out_THD: Tensor,
+    ends_T: Tensor | None, out_THD: Tensor,
 ) -> None:  # fmt: skip
     _, H, D = q_THD.shape
     kv_heads, page_size = k_cache.shape[1:3]
@@ -252,7 +196,7 @@ def _launch(
         keys = TensorDescriptor.from_tensor(k_cache.view(-1, D), [tile, D])
         values = TensorDescriptor.from_tensor(v_cache.view(-1, D), [tile, D])
     _prefill_kernel[(H, work.num_tiles)](
-        q_THD, keys, values, page_table_SM, work.tiles_N8, q_THD if slopes is None else slopes,
+        q_THD, keys, values, page_table_SM, work.tiles_N8, ends_T, q_THD if slopes is None else slopes,
         q_THD if sinks is None else sinks, out_THD, *_sums(work, out_THD), scoring.scale, scoring.softcap,
         page_table_SM.shape[1],
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=work.block_q,
@@ -265,7 +209,7 @@ def _launch(
 
 def _launch_hopper(
     q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scale: float, work: PrefillWork,
-    out_THD: Tensor,
+    ends_T: Tensor | None, out_THD: Tensor,
 ) -> None:  # fmt: skip
     check_dtype("q", q_THD, torch.bfloat16, torch.float16)
     T, H, D = q_THD.shape
@@ -281,8 +225,8 @@ def _launch_hopper(
         hopper_descriptor(q_THD.view(T, H * D), HOPPER_ROWS, D),
         hopper_descriptor(k_cache.view(-1, D), HOPPER_PIECE, piece),
         hopper_descriptor(v_cache.view(-1, D), HOPPER_PIECE, piece),
-        work.tiles_N8, page_table_SM, out_THD, *_sums(work, out_THD), scale, work.num_tiles, page_table_SM.shape[1],
-        num_pages,
+        work.tiles_N8, page_table_SM, ends_T, out_THD, *_sums(work, out_THD), scale, work.num_tiles,
+        page_table_SM.shape[1], num_pages,
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=work.parts is not None, HEADS=work.heads, STAGES=2,
         GROUPS=groups, AHEAD=ahead, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4,
         launch_pdl=True,

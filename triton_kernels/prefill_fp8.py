@@ -8,8 +8,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from tercet.triton_kernels.prefill_cells import turn_tiles
-from tercet.triton_kernels.prefill_hopper import attend, begin_step, make_rings
+from tercet.triton_kernels.prefill_hopper import attend, begin_step
 from tercet.triton_kernels.prefill_load import PIECE, ROWS, keys_of, load_tiles
+from tercet.triton_kernels.prefill_rings import make_rings
 
 
 @gluon.jit
@@ -26,7 +27,8 @@ def _make_room(desc, D: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["N", "M", "num_pages"], do_not_specialize_on_alignment=["N", "M", "num_pages"])
 def fp8_prefill_kernel(
-    q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, out_ptr, partial_ptr, stats_ptr, scale, N, M, num_pages,
+    q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, ends_ptr, out_ptr, partial_ptr, stats_ptr, scale, N, M,
+    num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, PARTS: gl.constexpr,
     HEADS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
     PDL: gl.constexpr,
@@ -48,8 +50,8 @@ def fp8_prefill_kernel(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
-                (attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, one, NUM_PROGRAMS)),
+                (attend, (rings, tiles_ptr, ends_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
+                (attend, (rings, tiles_ptr, ends_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, one, NUM_PROGRAMS)),
                 (turn_tiles, (cells, turned, tiles_ptr, num_pairs, H, PARTS, HEADS, NUM_PROGRAMS)),
                 (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, HEADS, NUM_PROGRAMS)),
             ],
@@ -59,7 +61,7 @@ def fp8_prefill_kernel(
     else:
         gl.warp_specialize(
             [
-                (attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
+                (attend, (rings, tiles_ptr, ends_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
                 (turn_tiles, (cells, turned, tiles_ptr, num_pairs, H, PARTS, HEADS, NUM_PROGRAMS)),
                 (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, HEADS, NUM_PROGRAMS)),
             ],

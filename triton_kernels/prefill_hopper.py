@@ -18,12 +18,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tercet.triton_kernels.prefill_cells import turn_queries
 from tercet.triton_kernels.prefill_load import PIECE, RECORD, ROWS, keys_of, load_tiles, num_turns, pair_of, start_next
+from tercet.triton_kernels.prefill_rings import make_rings
 from tercet.triton_kernels.prefill_softmax import hide, weigh
 from tercet.triton_kernels.prefill_store import clear_padding, store_part, store_rows
 
 
 @gluon.jit
-def _begin(q, k_ring, k_full, k_free, unit, query, count, dtype: gl.constexpr, WEIGHTS: gl.constexpr):
+def _begin(q, k_ring, k_full, k_free, unit, query, last_seen, count, dtype: gl.constexpr, WEIGHTS: gl.constexpr):
     """Scores of a tile's first keys, by themselves, and their softmax."""
     STAGES: gl.constexpr = k_ring.shape[0]
     TILE: gl.constexpr = k_ring.shape[1]
@@ -35,7 +36,7 @@ def _begin(q, k_ring, k_full, k_free, unit, query, count, dtype: gl.constexpr, W
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_free.index(stage))
     if query + 1 < TILE:
-        s = hide(s, query, 0)
+        s = hide(s, query, 0, last_seen)
     nothing = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     weights, largest, _ = weigh(s, nothing, unit, False)
     return gl.convert_layout(weights.to(dtype), WEIGHTS), largest, gl.sum(weights, 1)
@@ -43,8 +44,8 @@ def _begin(q, k_ring, k_full, k_free, unit, query, count, dtype: gl.constexpr, W
 
 @gluon.jit
 def _advance(
-    q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query, start, count, move,
-    WHICH: gl.constexpr, HIDE: gl.constexpr, KEYS: gl.constexpr,
+    q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query, last_seen, start,
+    count, move, WHICH: gl.constexpr, HIDE: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     """Scores of the first keys of tile `count` of the ring and values of the tile before it, together; then the softmax
     of the scores."""
@@ -63,7 +64,7 @@ def _advance(
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(stage))
     if HIDE:
-        s = hide(s, query, start)
+        s = hide(s, query, start, last_seen)
     weights, new, shrink = weigh(s, gl.convert_layout(largest, gl.SliceLayout(1, SCORES)), unit, HIDE)
     weight = gl.convert_layout(weight, gl.SliceLayout(1, SCORES)) * shrink + gl.sum(weights, 1)
     # A branch between them keeps the compiler from moving the softmax behind the products' end.
@@ -108,7 +109,7 @@ def _add_last(
 
 @gluon.jit
 def attend(
-    rings, tiles_ptr, outs, unit, num_pairs,
+    rings, tiles_ptr, ends_ptr, outs, unit, num_pairs,
     H: gl.constexpr, D: gl.constexpr, PARTS: gl.constexpr, HEADS: gl.constexpr, WHICH: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
@@ -119,11 +120,13 @@ def attend(
     AHEAD: gl.constexpr = q_full.shape[0]
     GROUPS: gl.constexpr = turns.shape[0]
     TILE: gl.constexpr = keys_of(D)
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     OFFSET: gl.constexpr = WHICH * ROWS if HEADS == 1 else 0
     HEAD: gl.constexpr = WHICH if HEADS == 2 else 0
     BLOCK_Q: gl.constexpr = GROUPS // HEADS * ROWS
+    HALVES: gl.constexpr = TILE > PIECE and ends_ptr is None
     count = 0
     move = 0
     num_cleaned = 0
@@ -144,9 +147,15 @@ def attend(
         last = gl.cdiv(seen, TILE)
         end = (last - 1) * TILE
         # Of its last tile a group may see none of the second piece, which is left out then.
-        half = ((last > 1) & (query + ROWS <= end + PIECE)).to(gl.int32) if TILE > PIECE else 0
+        half = ((last > 1) & (query + ROWS <= end + PIECE)).to(gl.int32) if HALVES else 0
         # In tiles that every query of the group sees whole nothing is hidden.
         whole = gl.minimum(gl.maximum((query + 1) // TILE, 1), last)
+
+        last_seen = None
+        if ends_ptr is not None:  # queries of images see those behind them
+            rows = gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+            ends = gl.load(ends_ptr + first + rows, mask=rows < num_queries, other=0)
+            last_seen = gl.maximum(query + rows, ends - 1)
 
         place = turn % AHEAD
         queries = q_ring.index(GROUPS * place + WHICH)
@@ -154,21 +163,21 @@ def attend(
         q = queries
         if q_ring.dtype != k_ring.dtype:
             q = turn_queries(queries)
-        p, largest, weight = _begin(q, k_ring, k_full, k_free, unit, query, count, v_ring.dtype, WEIGHTS)
+        p, largest, weight = _begin(q, k_ring, k_full, k_free, unit, query, last_seen, count, v_ring.dtype, WEIGHTS)
         acc = gl.zeros((ROWS, D), gl.float32, SUMS)
         mbarrier.wait(v_full.index(count % STAGES), count // STAGES & 1)
         for tile in range(begin + 1, whole):
             count += 1
             acc, p, largest, weight = _advance(
                 q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
-                tile * TILE, count, move, WHICH, False, TILE,
+                last_seen, tile * TILE, count, move, WHICH, False, TILE,
             )  # fmt: skip
             move += 1
         for tile in range(whole, last - half):
             count += 1
             acc, p, largest, weight = _advance(
                 q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
-                tile * TILE, count, move, WHICH, True, TILE,
+                last_seen, tile * TILE, count, move, WHICH, True, TILE,
             )  # fmt: skip
             move += 1
         unclean = known < end + TILE
@@ -176,7 +185,7 @@ def attend(
             count += 1
             acc, few, largest_of_few, weight_of_few = _advance(
                 q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
-                end, count, move, WHICH, True, PIECE,
+                last_seen, end, count, move, WHICH, True, PIECE,
             )  # fmt: skip
             move += 1
             acc = _add_last(
@@ -206,44 +215,6 @@ def attend(
 
 
 @gluon.jit
-def make_rings(
-    q_desc, dtype: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr
-):
-    """Shared memory for tiles' queries, and for keys and values in `dtype`, by pieces and by tiles; and barriers."""
-    TILE: gl.constexpr = keys_of(D)
-    q_ring = gl.allocate_shared_memory(q_desc.dtype, [AHEAD * GROUPS, ROWS, D], q_desc.layout)
-    pieces: gl.constexpr = [STAGES * (D // PIECE) * (TILE // PIECE), PIECE, PIECE]
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    k_parts = gl.allocate_shared_memory(dtype, pieces, LAYOUT)
-    v_parts = gl.allocate_shared_memory(dtype, pieces, LAYOUT)
-    # Pieces side by side are laid out as one tile is.
-    k_ring = k_parts._reinterpret(dtype, [STAGES, TILE, D], LAYOUT)
-    v_ring = v_parts._reinterpret(dtype, [STAGES, TILE, D], LAYOUT)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
-    cleaned = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(k_free.index(stage), count=GROUPS)
-        mbarrier.init(v_free.index(stage), count=GROUPS)
-    for group in gl.static_range(GROUPS):
-        mbarrier.init(turns.index(group), count=1)
-    for place in gl.static_range(AHEAD):
-        mbarrier.init(q_full.index(place), count=1)
-        mbarrier.init(q_free.index(place), count=GROUPS)
-    mbarrier.init(cleaned, count=GROUPS)
-    mbarrier.arrive(turns.index(0))
-    rings = q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns
-    return rings, k_parts
-
-
-@gluon.jit
 def begin_step(
     tiles_ptr, out_ptr, N, H: gl.constexpr, D: gl.constexpr, HEADS: gl.constexpr, BLOCK_Q: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
@@ -259,7 +230,8 @@ def begin_step(
 
 @gluon.jit(do_not_specialize=["N", "M", "num_pages"], do_not_specialize_on_alignment=["N", "M", "num_pages"])
 def hopper_prefill_kernel(
-    q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, out_ptr, partial_ptr, stats_ptr, scale, N, M, num_pages,
+    q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, ends_ptr, out_ptr, partial_ptr, stats_ptr, scale, N, M,
+    num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, PARTS: gl.constexpr,
     HEADS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
     PDL: gl.constexpr,
@@ -281,8 +253,8 @@ def hopper_prefill_kernel(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
-                (attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, one, NUM_PROGRAMS)),
+                (attend, (rings, tiles_ptr, ends_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
+                (attend, (rings, tiles_ptr, ends_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, one, NUM_PROGRAMS)),
                 (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, HEADS, NUM_PROGRAMS)),
             ],
             [4, 1],
@@ -291,7 +263,7 @@ def hopper_prefill_kernel(
     else:
         gl.warp_specialize(
             [
-                (attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
+                (attend, (rings, tiles_ptr, ends_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
                 (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, HEADS, NUM_PROGRAMS)),
             ],
             [1],

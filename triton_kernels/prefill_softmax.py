@@ -11,10 +11,13 @@ def _exp2(x):
 
 
 @gluon.jit
-def hide(s, query, start):
-    """Scores of tokens that come after a query become -inf."""
+def hide(s, query, start, last_seen=None):
+    """Scores of tokens that come after a query become -inf; or after `last_seen`, if queries see further."""
     layout: gl.constexpr = s.type.layout
-    sees = query - start + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout))
+    if last_seen is None:
+        sees = query - start + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout))
+    else:
+        sees = gl.convert_layout(last_seen, gl.SliceLayout(1, layout)) - start
     columns = gl.arange(0, s.shape[1], gl.SliceLayout(0, layout))
     return gl.where(columns[None, :] <= sees[:, None], s, float("-inf"))
 

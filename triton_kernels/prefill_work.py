@@ -76,7 +76,7 @@ def _num_within(seen, begin, count, BLOCK_Q: tl.constexpr):
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _cut_kernel(
-    slots_ptr, chunk_starts_ptr, query_starts_ptr, tiles_ptr, C, T, N,
+    slots_ptr, chunk_starts_ptr, query_starts_ptr, ends_ptr, tiles_ptr, C, T, N,
     BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, RECORD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles / BLOCK_N,): one program finds the chunks of BLOCK_N tiles, and their places, by counting."""
@@ -114,6 +114,8 @@ def _cut_kernel(
     tl.store(record_ptr + 1, tl.where(real, queries, tl.minimum(tl.maximum(T - padding, 0), BLOCK_Q)), mask=mask)
     tl.store(record_ptr + 2, start + offset, mask=mask)
     tl.store(record_ptr + 3, tl.load(slots_ptr + own, mask=real & mask, other=0), mask=mask)
+    if ends_ptr is not None:  # of a tile's queries none sees further than the last: images are not cut by chunks
+        seen = tl.maximum(seen, tl.load(ends_ptr + begin + offset + queries - 1, mask=real & mask, other=0))
     tl.store(record_ptr + 4, tl.where(real, seen, 0), mask=mask)
     tl.store(record_ptr + 5, start + count, mask=mask)
     tl.store(record_ptr + 6, tl.where(real, own, 0), mask=mask)
@@ -163,14 +165,16 @@ def plan_last_tiles(chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_
 
 
 def plan_prefill_work(
-    chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, num_tokens: int, work: PrefillWork
-) -> None:
-    """Cut a step's chunks into tiles. Graph-safe: once per step, before the first layer."""
+    chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, num_tokens: int, work: PrefillWork,
+    ends_T: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Cut a step's chunks into tiles. `ends_T`: see `prefill_attention`. Graph-safe: once per step, before the first
+    layer."""
     C = chunk_slots_C.shape[0]
     block_c = next_power_of_2(max(C, 1))
     block_n = min(max(4096 // block_c, 16), 2**14 // block_c)  # beside very many chunks larger ones compile for long
     _cut_kernel[(cdiv(work.num_tiles, block_n),)](
-        chunk_slots_C, chunk_starts_C, query_starts_C1, work.tiles_N8, C, num_tokens, work.num_tiles,
+        chunk_slots_C, chunk_starts_C, query_starts_C1, ends_T, work.tiles_N8, C, num_tokens, work.num_tiles,
         BLOCK_Q=work.block_q, BLOCK_C=block_c, BLOCK_N=block_n, RECORD=RECORD, num_warps=4,
         **overlap_options(chunk_slots_C),
     )  # fmt: skip
