@@ -24,7 +24,8 @@ class ChunkPlan:
 
     def can_begin(self, request: Request) -> bool:
         """Whether there is budget for a part of one that is new, whatever of it is cached."""
-        return self.budget >= min(max(self._residents.states.tile, 1), len(request.token_ids))
+        of_images = self._residents.image_tokens if request.images else 0
+        return self.budget >= min(max(self._residents.states.tile, of_images, 1), len(request.token_ids))
 
     def take(self, request: Request, *, others_wait: bool = False) -> None:
         """As much of its prompt as there is budget; half of that if others wait and it does not fit."""
@@ -34,6 +35,8 @@ class ChunkPlan:
             length = max(self.budget // 2, 1)
         if self._residents.states.tile:
             length = self._within_cuts(request, start, length)
+        if self._residents.image_tokens and request.images:
+            length = self._beside_images(request, start, length)
         if not length:
             return
         self._chunks.append((slot, start, length))
@@ -51,3 +54,13 @@ class ChunkPlan:
         if end < total:
             end = max(end // tile * tile, min(start + tile, total))
         return end - start if end - start <= self.budget else 0
+
+    def _beside_images(self, request: Request, start: int, length: int) -> int:
+        """Less of it, up to an image that would be cut; where that leaves nothing, all of the image, if there is budget
+        for it."""
+        for image in request.images:
+            first, stop = image.first, image.first + image.num_tokens
+            if first < start + length < stop:
+                end = first if first > start else stop
+                return end - start if end - start <= self.budget else 0
+        return length

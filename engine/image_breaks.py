@@ -36,7 +36,7 @@ def read_breaks(folder: Path) -> Breaks:
     ids = []
     for field, usual in _NAMES.items():
         name = usual if said.get(field) is None else said[field]
-        found = next((token_id for file in files for token_id, token in _added(file) if token == name), None)
+        found = next((token_id for file in files for token_id, token in added_tokens(file) if token == name), None)
         if found is None:
             raise UnsupportedModel(
                 f"{folder}: its tokenizer has no added token {name!r} ({field}); want one{TEXT_ALONE}"
@@ -45,7 +45,7 @@ def read_breaks(folder: Path) -> Breaks:
     return Breaks(*ids)
 
 
-def _added(file: Path) -> Iterator[tuple[int, Any]]:
+def added_tokens(file: Path) -> Iterator[tuple[int, Any]]:
     """Tokens that are no part of a vocabulary, and their ids; by either file's form."""
     content = read_object(file)
     by_id, listed = content.get("added_tokens_decoder"), content.get("added_tokens")

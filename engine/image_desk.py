@@ -72,6 +72,10 @@ class ImageDesk:
             if (value := getattr(request.params, field)) is not None:
                 raise Refusal("not_supported", f"{field} is {value} beside images; want nothing, or text alone")
 
+    def written(self, text: str, files: Sequence[bytes]) -> str:
+        """A prompt's text as it becomes tokens: with what the model wants around images, if any come."""
+        return text if self._rules is None or not files else self._rules.written(text)
+
     def tell(self, prompt_ids: Sequence[int], files: Sequence[bytes], salt: str, check: Check) -> Sequence[int]:
         """What the prompt will be said to be. No image is decoded for that. Raises `Refusal`."""
         if self._rules is None:

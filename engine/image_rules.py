@@ -4,6 +4,7 @@ Read from its files, once, at start; what looks at images is the worker's (`mode
 that: it opens no image.
 """
 
+import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from typing import Any, TypeGuard
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import Breaks, read_breaks
+from tercet.engine.image_marks import Marks, read_marks
 from tercet.engine.image_settings import TEXT_ALONE, ProcessorSettings
-from tercet.engine.image_sizes import PixelBounds, SideBounds, SizeBounds
+from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, SizeBounds
 from tercet.engine.json_file import read_object
 
-_PIXTRAL = "Mistral3ForConditionalGeneration"
+_PIXTRAL, _GEMMA = "Mistral3ForConditionalGeneration", "Gemma3ForConditionalGeneration"
 _IMAGE_TOKENS = {
     "Qwen2VLForConditionalGeneration": 151655,
     "Qwen2_5_VLForConditionalGeneration": 151655,
@@ -26,15 +28,16 @@ _IMAGE_TOKENS = {
     "Qwen3_5ForConditionalGeneration": 248056,
     "Qwen3_5MoeForConditionalGeneration": 248056,
     _PIXTRAL: 10,
+    _GEMMA: 262144,
 }
 """The architectures that see, and the id that stands for an image where config.json is silent, as in transformers."""
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 """Where no file says how many."""
 _PIXTRALS_SIDE = 1024
 """The same of a family that bounds sides."""
-_BICUBIC = 3
+_BILINEAR, _BICUBIC = 2, 3
 _WAYS = range(6)
-_ONLY = {"do_resize": True, "do_center_crop": False}
+_ONLY = {"do_resize": True, "do_center_crop": False, "do_pan_and_scan": False}
 _Side = tuple[object, Path, str]
 """What is given, where, and by which name."""
 
@@ -53,11 +56,16 @@ class ImageRules:
     resample: int = _BICUBIC
     """How Pillow makes another size, by its number."""
     breaks: Breaks | None = None
+    marks: Marks | None = None
 
     @property
     def factor(self) -> int:
         """Pixels along the side of a token."""
         return self.patch_size * self.merge_size
+
+    def written(self, text: str) -> str:
+        """A prompt's, with all that the model wants around images."""
+        return text if self.marks is None else text.replace(self.marks.word, self.marks.written)
 
     def tokens(self, height: int, width: int) -> "array[int]":
         """What a prompt has of an image of its final size: a token for each place, row by row, and what stands between
@@ -93,7 +101,7 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
         if said.get(field) not in (only, None):
             raise UnsupportedModel(f"{file}: {field} is {said[field]!r}; want {only}{TEXT_ALONE}")
     token_id = whole.get("image_token_id", whole.get("image_token_index", _IMAGE_TOKENS[name]))
-    resample = said.get("resample", _BICUBIC)
+    resample = said.get("resample", _BILINEAR if name == _GEMMA else _BICUBIC)
     if not _is_whole(token_id) or not _is_whole(resample) or resample not in _WAYS:
         text = f"image_token_id is {token_id!r} and resample {resample!r}; want whole numbers, this to {_WAYS[-1]}"
         raise UnsupportedModel(f"{model_path}: {text}{TEXT_ALONE}")
@@ -101,6 +109,9 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
     if name == _PIXTRAL:
         sides, sizes = _pixtrals_sides(model_path, whole), _side_bounds(file, said, config)
         return ImageRules(token_id, *sides, sizes, resample, read_breaks(model_path))
+    if name == _GEMMA:
+        marks = read_marks(model_path, whole, token_id)
+        return ImageRules(token_id, *_siglips_sides(model_path, whole, file, said, config), resample, marks=marks)
     sides, sizes = _qwens_sides(model_path, whole, file, said), _pixel_bounds(file, said, config)
     return ImageRules(token_id, *sides, sizes, resample)
 
@@ -123,6 +134,26 @@ def _pixtrals_sides(folder: Path, whole: Mapping[str, Any]) -> tuple[int, int]:
         _agreed((_eye(whole).get(patch), config, patch), (said.get(patch), file, patch), 16),
         _agreed((whole.get(merge), config, merge), (said.get(merge), file, merge), 2),
     )
+
+
+def _siglips_sides(
+    folder: Path, whole: Mapping[str, Any], file: Path, said: Mapping[str, Any], config: EngineConfig
+) -> tuple[int, int, OneSize]:
+    """The same, and what all images become."""
+    _check_no_bounds(config, file)
+    where, eye, given = folder / "config.json", _eye(whole), said.get("size")
+    patch = _side(eye.get("patch_size"), where, "patch_size") or 16
+    side = _side(eye.get("image_size"), where, "image_size") or 224
+    tokens = _side(whole.get("mm_tokens_per_image"), where, "mm_tokens_per_image") or 256
+    if given not in (None, side, {"height": side, "width": side}):
+        raise UnsupportedModel(
+            f"{file}: size is {given!r}; want height and width {side}, as config.json has it{TEXT_ALONE}"
+        )
+    length = math.isqrt(tokens)
+    if length**2 != tokens or side % (patch * length):
+        text = f"{where}: images of {side} pixels a side with patches of {patch} become {tokens} tokens"
+        raise UnsupportedModel(f"{text}; want a square of them, each of as many whole patches{TEXT_ALONE}")
+    return patch, side // patch // length, OneSize(side, side)
 
 
 def _eye(whole: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -164,9 +195,7 @@ def _pixel_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> 
 
 def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> SideBounds:
     """The longest side, or both."""
-    if config.mm_processor_kwargs is not None:
-        text = "--mm-processor-kwargs bounds pixels, and this model wants bounds of sides"
-        raise UnsupportedModel(f"{text}, as size in {file.name} has them; want no such flag")
+    _check_no_bounds(config, file)
     size = said.get("size", _PIXTRALS_SIDE)
     if isinstance(size, Mapping):
         longest = size.get("longest_edge")
@@ -177,6 +206,12 @@ def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> S
     if not _is_whole(height) or not _is_whole(width) or min(height, width) < 1:
         raise UnsupportedModel(f"{file}: size is {size!r}; want a longest_edge of 1 or more{TEXT_ALONE}")
     return SideBounds(height, width)
+
+
+def _check_no_bounds(config: EngineConfig, file: Path) -> None:
+    if config.mm_processor_kwargs is not None:
+        text = "--mm-processor-kwargs bounds pixels, and this model wants sides"
+        raise UnsupportedModel(f"{text}, as size in {file.name} has them; want no such flag")
 
 
 def _agreed(seen: _Side, prepared: _Side, default: int) -> int:

@@ -1,6 +1,6 @@
 """How large images become before a model sees them: of whole tokens, near the shape that they have.
 
-Families bound them in two ways. Numbers only; as in transformers, to the pixel.
+Families bound them in two ways, or not at all. Numbers only; as in transformers, to the pixel.
 """
 
 import math
@@ -63,4 +63,20 @@ class SideBounds:
         return -(-self.height // unit) * -(-self.width // unit)
 
 
-SizeBounds = PixelBounds | SideBounds
+@dataclass(frozen=True)
+class OneSize:
+    """All images have the same, whatever their shape: Gemma 3."""
+
+    height: int
+    width: int
+
+    def final_size(self, height: int, width: int, unit: int) -> tuple[int, int]:
+        """As above."""
+        return self.height, self.width
+
+    def most_tokens(self, unit: int) -> int:
+        """As above."""
+        return self.height // unit * (self.width // unit)
+
+
+SizeBounds = PixelBounds | SideBounds | OneSize

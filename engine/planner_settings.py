@@ -28,6 +28,7 @@ class PlannerSettings:
     kept_states: int = 0
     num_host_pages: int = 0
     page_bytes: int = 0
+    image_tokens: int = 0
     had_other_weights: bool = False
 
     @property
@@ -78,6 +79,7 @@ def make_settings(config: EngineConfig, limits: Limits) -> PlannerSettings:
         kept_states=num_kept_states(config) if limits.state_tile else 0,
         num_host_pages=limits.num_host_pages,
         page_bytes=limits.page_bytes,
+        image_tokens=limits.image_tokens,
     )
 
 
@@ -86,11 +88,11 @@ def num_kept_states(config: EngineConfig) -> int:
     return config.kept_states if config.enable_prefix_caching else 0
 
 
-def check_state_tile(max_num_seqs: int, max_num_batched_tokens: int, state_tile: int) -> None:
-    """Refuse settings of a model that carries states by which a prompt might never get on: beside all others that
-    decode it needs room for a tile."""
-    if state_tile and max_num_batched_tokens < max_num_seqs + state_tile:
+def check_at_once(max_num_seqs: int, max_num_batched_tokens: int, at_once: int, why: str) -> None:
+    """Refuse settings by which a prompt might never get on: beside all others that decode it needs room for so many
+    tokens, as `why` ends in."""
+    if at_once and max_num_batched_tokens < max_num_seqs + at_once:
         raise ValueError(
-            f"--max-num-batched-tokens is {max_num_batched_tokens}; want at least {max_num_seqs + state_tile}: "
-            f"--max-num-seqs ({max_num_seqs}) and {state_tile}, since this model computes prompts in steps of so many"
+            f"--max-num-batched-tokens is {max_num_batched_tokens}; want at least {max_num_seqs + at_once}: "
+            f"--max-num-seqs ({max_num_seqs}) and {at_once}, since this model {why}"
         )

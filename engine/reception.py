@@ -202,16 +202,17 @@ class Reception:
     def _prompt_ids(self, request: Request) -> Sequence[int]:
         """Cut, if that is asked for."""
         codec, most = self._codec, most_tokens(request, self._rules)
-        check = partial(check_text_length, rules=self._rules)
+        check, files = partial(check_text_length, rules=self._rules), images_in(request)
         try:
             match request:
                 case Generate(prompt=prompt, cache_salt=salt):
                     if most is not None:
                         prompt = readable(prompt, self._rules, keeps_end=True)
-                    return cut_ids(codec.encode(prompt, salt), most, keeps_end=True)
+                    return cut_ids(codec.encode(self._images.written(prompt, files), salt), most, keeps_end=True)
                 case Chat(messages=messages, options=options, cache_salt=salt):
                     check_depth(request)
-                    return cut_ids(codec.encode_chat(messages, options, check, salt), most, keeps_end=True)
+                    finish = partial(self._images.written, files=files)
+                    return cut_ids(codec.encode_chat(messages, options, check, salt, finish), most, keeps_end=True)
                 case Embed(prompt=prompt, cache_salt=salt):
                     return self._shortened(prompt, most, partial(codec.encode, salt=salt))
                 case Classify(prompt=prompt, pair=pair, cache_salt=salt):

@@ -42,6 +42,8 @@ class Residents:
         self.pool = PagePool(settings.num_pages, caching=settings.enable_prefix_caching)
         self.slots = SlotArrays(settings.max_num_seqs, settings.max_model_len)
         self.states = States(settings)
+        self.image_tokens = settings.image_tokens
+        """0: parts of prompts may end within images."""
         self.swaps = Swaps(settings.num_host_pages, self.pool, counters) if settings.num_host_pages else None
         """None: pages that leave the cache are nowhere else."""
         self.running: dict[int, Request] = {}

@@ -109,12 +109,13 @@ class TextCodec:
         options: ChatOptions | None = None,
         check: Callable[[str], None] = lambda text: None,
         salt: str = "",
+        finish: Callable[[str], str] = lambda text: text,
     ) -> "array[int]":
-        """A conversation; the template writes its own first token. `check` may refuse what it has written; `salt`: see
-        `TextParts`."""
+        """A conversation; the template writes its own first token. `finish` may change what it has written, and `check`
+        refuse that; `salt`: see `TextParts`."""
         assert self.template is not None
         assert self.parts is not None
-        text = self.template.render(messages, options or ChatOptions())
+        text = finish(self.template.render(messages, options or ChatOptions()))
         check(text)
         return self.parts.encode(text, salt)
 

@@ -18,7 +18,7 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.log_line import log_line
 from tercet.engine.null_runner import NullRunner, NullSwaps
-from tercet.engine.planner_settings import check_state_tile, num_kept_states
+from tercet.engine.planner_settings import check_at_once, num_kept_states
 from tercet.engine.start_clock import StartClock
 from tercet.engine.step_answers import make_answers
 from tercet.engine.step_runner import PageSwaps, StepRunner
@@ -146,8 +146,12 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> _Made:
     places = num_places(config.max_num_seqs, num_kept_states(config))
     most_tried = 0 if settings.guesses is None else TrialShapes(settings.guesses).max_rows
     states = make_states(decoder.config, places, decoder.dtype, device, group.size, most_tried)
+    most = config.max_num_seqs, config.max_num_batched_tokens
+    if decoder.vision is not None:
+        why = "wants an image's tokens in one step; --limit-mm-per-prompt '{\"image\": 0}' serves text alone"
+        check_at_once(*most, decoder.vision.config.at_once, why)
     if states is not None:
-        check_state_tile(config.max_num_seqs, config.max_num_batched_tokens, state_tile(decoder.config))
+        check_at_once(*most, state_tile(decoder.config), "computes prompts in steps of so many")
         link.tell(Phase(f"{places} states, {states.nbytes / 2**20:.0f} MiB", 1, 1))
     if config.kv_cache_memory is not None:
         num_bytes = config.kv_cache_memory

@@ -30,6 +30,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Places in the host's memory, of which each has room for a page of every rank."""
     page_bytes: int = 0
     """What a page takes, on all ranks together."""
+    image_tokens: int = 0
+    """0: chunks of prompts may end within images. Else tokens of an image see each other: so many, all in one chunk."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

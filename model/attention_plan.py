@@ -70,7 +70,9 @@ class AttentionPlan:
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
             works = {
-                scoring.window: plan_prefill(*chunks, num_tokens, num_heads, k_cache, scoring, deep=deep)
+                scoring.window: plan_prefill(
+                    *chunks, num_tokens, num_heads, k_cache, scoring, deep=deep, ends_T=inputs.ends_T
+                )
                 for scoring in dict.fromkeys(scorings)
             }
             # Few tokens are attended to in parts sooner than some of them whole.

@@ -1,8 +1,8 @@
 """Requests in slots whose prompts have images: what the model sees of them, chunk by chunk.
 
 An image is encoded when the first chunk comes that has some of its tokens, and what was made of it is kept until the
-chunk that has the last of them. What layers read lies in fixed memory, so that steps with images can be graphs. Knows
-on the host who has images; does nothing for a step without.
+chunk that has the last of them: the same one, where tokens of an image see each other. What layers read lies in fixed
+memory, so that steps with images can be graphs. Knows on the host who has images; does nothing for a step without.
 
 Shape suffixes: T tokens of the step, N tokens of an image, D hidden size, C chunks.
 """
@@ -64,6 +64,7 @@ class ImageSlots:
         self._rows = ImageRows(stream_TD, tuple(deep))
         self._turns_T3 = torch.zeros(max_tokens, 3, dtype=torch.int32, device=embedding_VD.device)
         self._places_T = self._on_device(np.arange(max_tokens, dtype=np.int32))
+        self._ends_T = torch.zeros(max_tokens, dtype=torch.int32, device=embedding_VD.device)
 
     def note(self, step: Step) -> dict[int, int]:
         """Who leaves and who comes. Returns `SlotTable.shift_S` of those who come with images that shift."""
@@ -86,6 +87,7 @@ class ImageSlots:
     def prepare(self, shape: StepShape, chunks_3C: NDArray[np.int32]) -> None:
         """Ahead of a step of this shape with such chunks: images of which these are the first tokens are encoded."""
         turns_T3 = np.full((shape.num_decodes + shape.num_prefill_tokens, 3), -1, np.int32)
+        ends_T = np.zeros(shape.num_prefill_tokens, np.int32)
         for prompt, start, stop, first in self._with_images(chunks_3C):
             ahead = shape.num_decodes + first - start  # of a position, where its token is in the step
             turns_T3[ahead + start : ahead + stop] = prompt.places.turns(start, stop)
@@ -94,16 +96,24 @@ class ImageSlots:
                 pairs = zip((self._rows.stream_TD, *self._rows.deep), (seen.rows_NO, *seen.deep), strict=True)
                 for into_TD, made_ND in pairs:
                     into_TD[ahead + begin : ahead + end].copy_(made_ND[begin - place.first : end - place.first])
+                ends_T[first - start + begin : first - start + end] = place.stop
                 if end == place.stop:
                     del prompt.seen[image]
+                else:
+                    assert not self._config.both_ways, f"a chunk ends at {end}, within {place}"
         if self._decoder.turns_by_axes:
             self._turns_T3[: len(turns_T3)].copy_(self._on_device(turns_T3))
+        if self._config.both_ways:
+            self._ends_T[: len(ends_T)].copy_(self._on_device(ends_T))
 
     def attach(self, inputs: StepInputs) -> StepInputs:
         """What layers read in that step. Graph-safe."""
         T = len(inputs.input_ids_T)
         stream_TD, deep = self._rows
         rows = ImageRows(stream_TD[:T], tuple(rows_TD[:T] for rows_TD in deep))
+        if self._config.both_ways:
+            num_decodes = len(inputs.decode_slots_B) * inputs.tries
+            return replace(inputs, image_rows=rows, ends_T=self._ends_T[: T - num_decodes])
         if not self._decoder.turns_by_axes:
             return replace(inputs, image_rows=rows)
         turns_TR = self._decoder.turns(inputs.positions_T, self._turns_T3[:T])

@@ -111,6 +111,7 @@ class Layer:
                 window=self.scoring.window,
                 softcap=self.scoring.softcap,
                 sinks_H=self.scoring.sinks_H,
+                ends_T=inputs.ends_T,
                 out=out_THD[num_decodes:],
             )
         out_TH = out_THD.flatten(1)

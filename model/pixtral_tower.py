@@ -32,7 +32,7 @@ def _layer(places: VisionPlaces, prefix: str) -> VisionLayer:
     hidden, attention, mlp = config.hidden_size, f"{prefix}attention.", f"{prefix}feed_forward."
     return VisionLayer(
         norm1=places.norm(f"{prefix}attention_norm", hidden, config.eps),
-        qkv=places.stacked([f"{attention}{name}_proj" for name in "qkv"], hidden, hidden),
+        qkv=places.stacked([f"{attention}{name}_proj" for name in "qkv"], hidden, hidden, bias=False),
         o=places.linear(f"{attention}o_proj", hidden, hidden, bias=False),
         norm2=places.norm(f"{prefix}ffn_norm", hidden, config.eps),
         up=places.up([f"{mlp}gate_proj", f"{mlp}up_proj"], bias=False),

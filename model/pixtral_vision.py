@@ -62,6 +62,8 @@ def pixtral_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionC
         sections=None,
         interleaved=False,
         breaks=True,
+        length=0,
+        both_ways=False,
         mean=mean,
         deviation=deviation,
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 from tercet.model.config_fields import positive
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_fields import check_only, heads_of, theta_of, vision_fields
-from tercet.model.vision_kinds import ACTIVATIONS, Kind
+from tercet.model.vision_fields import ACTIVATIONS, check_only, heads_of, theta_of, vision_fields
+from tercet.model.vision_kinds import Kind
 from tercet.model.vision_pixels import normalisation
 
 _EPS = 1e-6
@@ -56,6 +56,8 @@ def qwen_vision(raw: Mapping[str, Any], kind: Kind, images: Mapping[str, Any]) -
         sections=sections,
         interleaved=interleaved,
         breaks=False,
+        length=0,
+        both_ways=False,
         mean=mean,
         deviation=deviation,
     )

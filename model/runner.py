@@ -97,7 +97,8 @@ class Runner:
         self._rows_on_device = self._shape, b"", b""
         dtype, config = str(decoder.dtype).removeprefix("torch."), decoder.config
         of_model = config.vocab_size, dtype, device.type, config.hidden_size, config.generates, config.classifier
-        self.limits = Limits(num_pages, settings.max_model_len, *of_model, state_tile(config))
+        at_once = 0 if decoder.vision is None else decoder.vision.config.at_once
+        self.limits = Limits(num_pages, settings.max_model_len, *of_model, state_tile(config), image_tokens=at_once)
         if self._on_gpu:
             depth = num_landings(settings.run_ahead, settings.max_lease)
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)

@@ -20,6 +20,7 @@ from tercet.model.pixtral_tower import pixtral_weights
 from tercet.model.places import Move
 from tercet.model.qwen_tower import qwen_weights
 from tercet.model.rope import Rope, rotary_table
+from tercet.model.siglip_tower import siglip_weights
 from tercet.model.vision_config import VisionConfig
 from tercet.model.vision_layers import Segments, Stream, VisionLayers, normed
 from tercet.model.vision_places import VisionPlaces
@@ -60,7 +61,7 @@ class Vision:
         mean, deviation = torch.tensor(config.mean), torch.tensor(config.deviation)
         self._normal_23 = torch.stack((1 / (255 * deviation), -mean / deviation)).to(device)
         self._axis_F = torch.tensor([0, 1], dtype=torch.int32).repeat_interleave(config.head_dim // 4).to(device)
-        self._table_AR = self._table(_POSITIONS)
+        self._table_AR = self._table(_POSITIONS) if config.theta else None
         self._grid = functools.lru_cache(_GRIDS)(lambda rows, columns: image_grid(rows, columns, config, device))
 
     def read(self, files: Files) -> None:
@@ -92,7 +93,7 @@ class Vision:
         rows_NO = self._layers.merged(stream.normed(self._weights.merger.norm), self._weights.merger)
         return Seen(rows_NO if grid.back_N is None else embedding(grid.back_N, rows_NO), deep)
 
-    def tables(self, pixels_HW3: Tensor) -> tuple[ImageGrid, Tensor]:
+    def tables(self, pixels_HW3: Tensor) -> tuple[ImageGrid, Tensor | None]:
         """What encoding an image of this size reads besides pixels and weights."""
         return self._grid(*self._rows_and_columns(pixels_HW3)), self._table_AR
 
@@ -101,18 +102,25 @@ class Vision:
         (H, W, _), side = pixels_HW3.shape, self.config.side
         if not H or not W or H % side or W % side:
             raise ValueError(f"pixels: got an image of {H} x {W}, wanted sides that are multiples of {side}")
+        if (only := self.config.length * side) and not H == W == only:
+            raise ValueError(f"pixels: got an image of {H} x {W}, wanted {only} x {only}")
         return H // self.config.patch, W // self.config.patch
 
     def warm_up(self, most_tokens: int) -> None:
         """Encode black images of several sizes, the largest of so many tokens: then the kernels for any number of rows
         up to there are compiled, and the memory that the largest image takes has been had."""
         each, side = self.config.merge**2, self.config.side
+        if only := self.config.length * side:
+            self.encode(torch.zeros(only, only, 3, dtype=torch.uint8, device=self._device))
+            return
         counts = {*ROW_BUCKETS, *(bucket // each for bucket in ROW_BUCKETS), most_tokens}
         for tokens in sorted(count for count in counts if 0 < count <= most_tokens):
             self.encode(torch.zeros(side, tokens * side, 3, dtype=torch.uint8, device=self._device))
 
-    def _turns(self, grid: ImageGrid, longest: int) -> Tensor:
+    def _turns(self, grid: ImageGrid, longest: int) -> Tensor | None:
         """Each patch's cosines and sines: half of the frequencies turn by its row, half by its column."""
+        if self._table_AR is None:
+            return None
         if longest > len(self._table_AR):
             self._table_AR = self._table(longest)
         turns_PR = self._table_AR.new_empty(len(grid.places_P2), self._table_AR.shape[1])
@@ -130,7 +138,8 @@ class Vision:
 def empty_vision(config: VisionConfig, dtype: torch.dtype, device: torch.device, *, deterministic: bool) -> Vision:
     """One whose weights nobody has filled."""
     places = VisionPlaces(config, dtype, device)
-    weights = pixtral_weights(places) if config.names == "pixtral" else qwen_weights(places)
+    of_names = {"pixtral": pixtral_weights, "siglip": siglip_weights}
+    weights = of_names.get(config.names, qwen_weights)(places)
     return Vision(config, weights, places.moves, device, deterministic=deterministic)
 
 

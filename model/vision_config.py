@@ -36,10 +36,10 @@ class VisionConfig:
     patch_bias: bool
     out_bias: bool
     """Of the products behind the layers."""
-    names: Literal["qwen2", "qwen3", "pixtral"]
+    names: Literal["qwen2", "qwen3", "pixtral", "siglip"]
     """Whose names its tensors have."""
     theta: float
-    """Base of the angles by which queries and keys turn."""
+    """Base of the angles by which queries and keys turn; 0: they do not."""
     shared_angles: bool
     """A patch's row and its column turn by the same frequencies; else they have every other one each."""
     positions: int
@@ -57,6 +57,10 @@ class VisionConfig:
     """They take turns, instead of each having its part."""
     breaks: bool
     """Behind each row of an image's tokens a prompt has a word."""
+    length: int
+    """Tokens along each side of an image, of which all have this size; 0: they have any."""
+    both_ways: bool
+    """To the language model tokens of an image see those behind them, too, up to its end."""
     mean: tuple[float, ...]
     """Of red, green and blue from 0 to 1, which pixels are shifted by."""
     deviation: tuple[float, ...]
@@ -79,6 +83,11 @@ class VisionConfig:
     def side(self) -> int:
         """Pixels of a token's side, of which an image's sides are multiples."""
         return self.patch * self.merge
+
+    @property
+    def at_once(self) -> int:
+        """Tokens of an image that see each other, so that one step has to have all of them; 0: they do not."""
+        return self.length**2 if self.both_ways else 0
 
     def has_windows(self, layer: int) -> bool:
         return self.window > 0 and layer not in self.whole_layers

@@ -5,6 +5,8 @@ from typing import Any
 
 from tercet.model.config_fields import number, positive
 
+ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "exact", "quick_gelu": "quick"}
+"""Of MLPs without gates, as `triton_kernels/gelu.py` calls them."""
 _MOST_OF_HEAD = 128
 
 

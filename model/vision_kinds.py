@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tercet.model.vision_pixels import CLIP, Normalisation
+from tercet.model.vision_fields import ACTIVATIONS
+from tercet.model.vision_pixels import CLIP, HALVES, Normalisation
 
-_HALVES = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "exact", "quick_gelu": "quick"}
-"""Of MLPs without gates, as `triton_kernels/gelu.py` calls them."""
 _ONLY: dict[str, tuple[Any, ...] | None] = {
     "in_channels": (3,),
     "in_chans": (3,),
@@ -86,9 +84,9 @@ _QWEN2_5 = Kind(
 )  # fmt: skip
 _DEEP = {**_LATER, "deepstack_visual_indexes": [8, 16, 24]}
 _QWEN3 = Kind(
-    False, "hidden_size", "out_hidden_size", _DEEP, (24, 20, 20), _HALVES, {"deepstack_visual_indexes": None}
+    False, "hidden_size", "out_hidden_size", _DEEP, (24, 20, 20), HALVES, {"deepstack_visual_indexes": None}
 )  # fmt: skip
-_QWEN3_5 = Kind(False, "hidden_size", "out_hidden_size", _LATER, (11, 11, 10), _HALVES)
+_QWEN3_5 = Kind(False, "hidden_size", "out_hidden_size", _LATER, (11, 11, 10), HALVES)
 KINDS = {
     "qwen2_vl": _QWEN2,
     "qwen2_5_vl": _QWEN2_5,

@@ -13,11 +13,12 @@ from torch import Tensor
 from tercet.model.image_grid import ImageGrid
 from tercet.model.linear import linear
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_weights import Linear, Merger, Norm, VisionLayer, VisionWeights
+from tercet.model.vision_weights import Linear, Merger, Norm, Pooler, VisionLayer, VisionWeights
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.full_attention import full_attention
 from tercet.triton_kernels.gelu import gelu
 from tercet.triton_kernels.layer_norm import add_layer_norm, layer_norm
+from tercet.triton_kernels.mean_rows import mean_rows
 from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 from tercet.triton_kernels.turn_rows import turn_rows
@@ -27,7 +28,8 @@ class Segments(NamedTuple):
     """Who attends to whom, and where everybody is."""
 
     grid: ImageGrid
-    turns_PR: Tensor
+    turns_PR: Tensor | None
+    """None: nothing turns."""
 
 
 class Stream:
@@ -77,8 +79,11 @@ class VisionLayers:
                 deep.append(self.merged(normed(joined_NE, merger.norm), merger))
         return tuple(deep)
 
-    def merged(self, normed_PD: Tensor, merger: Merger) -> Tensor:
+    def merged(self, normed_PD: Tensor, merger: Merger | Pooler) -> Tensor:
         """Of normed patches, or tokens: [N, O]."""
+        if isinstance(merger, Pooler):
+            mean_ND = mean_rows(normed_PD, self._config.merge**2)
+            return self.linear(normed(mean_ND, merger.norm_of_mean), merger.out)
         joined_NE = normed_PD.view(-1, self._config.hidden_size * self._config.merge**2)
         if merger.join is not None:
             joined_NE = self.linear(joined_NE, merger.join)
@@ -90,7 +95,8 @@ class VisionLayers:
     def _attended(self, normed_PD: Tensor, layer: VisionLayer, segments: Segments, index: int) -> Tensor:
         heads, grid = self._config.num_heads, segments.grid
         qkv_PN = self.linear(normed_PD, layer.qkv)
-        turn_rows(qkv_PN, segments.turns_PR, heads)
+        if segments.turns_PR is not None:
+            turn_rows(qkv_PN, segments.turns_PR, heads)
         ends_S, longest = grid.ends_1, len(qkv_PN)
         if self._config.has_windows(index):
             ends_S, longest = grid.ends_S, grid.longest

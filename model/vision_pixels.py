@@ -10,6 +10,8 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """What red, green and blue from 0 to 1 are shifted by, and then divided by."""
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """CLIP's, which many have taken over."""
+HALVES: Normalisation = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+"""From -1 to 1."""
 
 
 def image_settings(folder: Path) -> Mapping[str, Any]:

@@ -36,14 +36,31 @@ class VisionPlaces:
         bias_D = None if self.config.rms_norms else self.vector(f"{name}.bias", size)
         return Norm(self.vector(f"{name}.weight", size), bias_D, eps)
 
+    def rms_norm(self, name: str, size: int, eps: float, *, shift: float) -> Norm:
+        """One that divides by the root of the mean square, whatever others do, of whose weight files have less: by
+        `shift`. In fp32: one and a bit, rounded to 16 bits, would be nearly another number."""
+        weight_D = torch.empty(size, dtype=torch.float32, device=self._device)
+        self.moves.append(Move(f"{name}.weight", (size,), 0, 0, size, weight_D, shift))
+        return Norm(weight_D, None, eps)
+
     def linear(self, name: str, rows: int, columns: int, *, bias: bool = True) -> Linear:
         return Linear(self.matrix(f"{name}.weight", rows, columns), self.vector(f"{name}.bias", rows) if bias else None)
 
-    def stacked(self, names: Sequence[str], rows: int, columns: int) -> Linear:
-        """Several without biases, of as many rows each, on top of each other."""
+    def stacked(self, names: Sequence[str], rows: int, columns: int, *, bias: bool) -> Linear:
+        """Several of as many rows each, on top of each other."""
         weight_NK = self._empty(len(names) * rows, columns)
-        for name, part_NK in zip(names, weight_NK.split(rows), strict=True):
-            self.fill(f"{name}.weight", part_NK)
+        bias_N = self._empty(len(weight_NK)) if bias else None
+        for index, name in enumerate(names):
+            own = slice(index * rows, (index + 1) * rows)
+            self.fill(f"{name}.weight", weight_NK[own])
+            if bias_N is not None:
+                self.fill(f"{name}.bias", bias_N[own])
+        return Linear(weight_NK, bias_N)
+
+    def turned(self, name: str, rows: int, columns: int) -> Linear:
+        """Of which files have rows for columns."""
+        weight_NK = self._empty(rows, columns)
+        self.fill(name, weight_NK.t())
         return Linear(weight_NK, None)
 
     def up(self, names: Sequence[str], *, bias: bool) -> Linear:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tercet.model.pixtral_vision import pixtral_vision
 from tercet.model.qwen_vision import qwen_vision
+from tercet.model.siglip_vision import siglip_vision
 from tercet.model.vision_config import VisionConfig
 from tercet.model.vision_kinds import KINDS
 from tercet.model.vision_pixels import image_settings
@@ -17,6 +18,8 @@ def read_vision_config(folder: Path, raw: Mapping[str, Any]) -> VisionConfig | N
     model_type = str(raw.get("model_type"))
     if model_type == "mistral3":
         return pixtral_vision(raw, image_settings(folder))
+    if model_type == "gemma3":
+        return siglip_vision(raw, image_settings(folder))
     if (kind := KINDS.get(model_type)) is not None:
         return qwen_vision(raw, kind, image_settings(folder))
     return None

@@ -1,6 +1,6 @@
 """The weights of a vision encoder, and how they are read from a checkpoint. Every rank has all of them.
 
-Which tensors fill which places is in `qwen_tower.py` and `pixtral_tower.py`.
+Which tensors fill which places is in `qwen_tower.py`, `pixtral_tower.py` and `siglip_tower.py`.
 
 Shape suffixes: N output columns of a product, D the encoder's hidden size, F inner size (filled up), K numbers of a
 patch, E numbers of a token's patches, G positions, O the language model's hidden size.
@@ -17,6 +17,8 @@ from tercet.model.safetensors_files import PLAIN
 from tercet.model.weights import Files, carry_out, check_names, misfit
 
 _BASE = "model."
+_TOWERS = "vision_tower.vision_model."
+"""Some versions of transformers write this where others have a tower's name alone."""
 _PREFIXES = "visual.", "vision_tower.", "multi_modal_projector."
 
 
@@ -58,13 +60,23 @@ class Merger:
 
 
 @dataclass(frozen=True)
+class Pooler:
+    """Makes it of a token's patches' mean."""
+
+    norm: Norm
+    """Of patches."""
+    norm_of_mean: Norm
+    out: Linear
+
+
+@dataclass(frozen=True)
 class VisionWeights:
     patches: Linear
     positions_GD: Tensor | None
     first_norm: Norm | None
     """Of what layers begin with."""
     layers: tuple[VisionLayer, ...]
-    merger: Merger
+    merger: Merger | Pooler
     deep: tuple[Merger, ...]
 
 
@@ -75,7 +87,7 @@ def shapes_of(moves: Sequence[Move]) -> Mapping[str, tuple[int, ...]]:
 
 def vision_tensors(whole: Files) -> Files:
     """Those of what looks at images, by the names that they have where nothing is ahead of these."""
-    names = {name.removeprefix(_BASE): name for name in whole.shapes()}
+    names = {name.removeprefix(_BASE).replace(_TOWERS, _PREFIXES[1]): name for name in whole.shapes()}
     return Renamed(whole, {here: name for here, name in names.items() if here.startswith(_PREFIXES)})
 
 

@@ -138,6 +138,8 @@ def run_jobs(
             rest = len(job.prompt) - job.computed
             length = min(rest, tile * rng.randint(1, 20), room)
             length -= length % tile if length < rest else 0
+            if runner.limits.image_tokens:
+                length = _beside_images(job, length, room)
             if length:
                 chunks += [job.slot, job.computed, length]
                 lengths[id(job)] = length
@@ -216,6 +218,15 @@ def run_jobs(
             free_slots.append(job.slot)
             free_pages += job.pages
         step_id += 1
+
+
+def _beside_images(job: Job, length: int, room: int) -> int:
+    """Up to an image that so many tokens would cut, or to its end; 0 where there is no room for that."""
+    end = job.computed + length
+    for image in job.images:
+        if image.first < end < image.first + image.num_tokens:
+            end = image.first if image.first > job.computed else image.first + image.num_tokens
+    return end - job.computed if end - job.computed <= room else 0
 
 
 def _take_trials(decodes: list[Job], tokens: list[int], width: int) -> None:

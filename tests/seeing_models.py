@@ -15,6 +15,8 @@ from PIL import Image
 from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
+    Gemma3Config,
+    Gemma3Processor,
     Mistral3Config,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
@@ -22,6 +24,7 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
 )
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -34,6 +37,9 @@ Parts = list[list[int] | NDArray[np.uint8]]
 """Of a prompt: token ids, and images."""
 _MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _PIXTRALS_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_GEMMAS_MARKS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+_GEMMAS_LENGTH = 4
+"""Tokens along the side of each of its images, longer than its window, together."""
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -90,6 +96,20 @@ _KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {**SHAPE, **FAMILIES["qwen3.5"][1], "rope_parameters": _IN_PART},
     ),
     "mistral3": (Mistral3Config, _TOWER, {**SHAPE, "model_type": "mistral", "sliding_window": None}),
+    "gemma3": (
+        Gemma3Config,
+        {
+            "model_type": "siglip_vision_model",
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "hidden_size": 48,
+            "intermediate_size": 52,
+            "patch_size": 4,
+            "image_size": _GEMMAS_LENGTH * MERGE * 4,
+            "vision_use_head": False,
+        },
+        {**SHAPE, **FAMILIES["gemma3"][1], "final_logit_softcapping": None},
+    ),
 }
 KINDS = tuple(_KINDS)
 _OF_128 = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 128, "num_attention_heads": 4}
@@ -120,6 +140,7 @@ _LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**_OF_128, "rope_parameters": {**_SECTIONS, "mrope_section": [24, 20, 20], "mrope_interleaved": True}},
     ),
     "mistral3": ({"hidden_size": 128, "intermediate_size": 212}, _OF_128),
+    "gemma3": ({"hidden_size": 144, "intermediate_size": 212}, {**_OF_128, "head_dim": 256}),
 }
 """Heads of sizes that kernels for GPUs serve: eyes, then the language model."""
 
@@ -133,11 +154,17 @@ class Seeing(NamedTuple):
     patch: int
     tokens: tuple[int, ...]
     """What stands for a token of an image; of some, behind each row, and behind the last."""
+    length: int = 0
+    """Tokens along the sides of all images, where these have one size."""
 
     @property
     def side(self) -> int:
         """Pixels of a token's."""
         return self.patch * MERGE
+
+    def image(self, rows: int, columns: int, seed: int) -> NDArray[np.uint8]:
+        """So many tokens high and wide, if images can be."""
+        return image_of(self.length or rows, self.length or columns, self.side, seed)
 
     def ids(self, height: int, width: int) -> list[int]:
         """What transformers has in the place of an image of so many pixels."""
@@ -154,11 +181,16 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
     made, eyes, text = _KINDS[kind]
     if large:
         eyes, text = {**eyes, **_LARGE[kind][0]}, {**text, **_LARGE[kind][1]}
-    marks = _PIXTRALS_MARKS if kind == "mistral3" else _MARKS
+    marks = {"mistral3": _PIXTRALS_MARKS, "gemma3": tuple(_GEMMAS_MARKS.values())}.get(kind, _MARKS)
     words = tokenizer(VOCAB_SIZE - len(marks))
     words.add_special_tokens({"additional_special_tokens": list(marks)})
     mark_ids = words.convert_tokens_to_ids(list(marks))
-    if kind == "mistral3":
+    if kind == "gemma3":
+        begin, end, image = mark_ids
+        tokens, written = [image], marks[0]
+        named = {"boi_token_index": begin, "eoi_token_index": end, "image_token_index": image}
+        named["mm_tokens_per_image"] = _GEMMAS_LENGTH**2
+    elif kind == "mistral3":
         tokens, written, named = mark_ids, marks[0], {"image_token_index": mark_ids[0]}
     else:
         start, end, image, video = mark_ids
@@ -175,7 +207,10 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
     words.save_pretrained(folder)
     patch = eyes["patch_size"]
     settings = {"patch_size": patch, "image_mean": [0.45, 0.5, 0.55], "image_std": [0.25, 0.3, 0.35]}
-    if kind == "mistral3":
+    if kind == "gemma3":
+        size = {"height": eyes["image_size"], "width": eyes["image_size"]}
+        settings |= {"image_processor_type": "Gemma3ImageProcessor", "size": size}
+    elif kind == "mistral3":
         settings |= {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 60}}
         (folder / "processor_config.json").write_text(json.dumps({"patch_size": patch, "spatial_merge_size": MERGE}))
     else:
@@ -184,7 +219,7 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
             "min_pixels": (2 * patch) ** 2, "max_pixels": 64 * (2 * patch) ** 2,
         }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    return Seeing(folder, whole, patch, tuple(tokens))
+    return Seeing(folder, whole, patch, tuple(tokens), _GEMMAS_LENGTH if kind == "gemma3" else 0)
 
 
 def image_of(rows: int, columns: int, side: int, seed: int) -> NDArray[np.uint8]:
@@ -223,8 +258,16 @@ def reference_chat(
 ) -> list[int]:
     """The same of a conversation, whose images have any size."""
     words = AutoTokenizer.from_pretrained(model.folder)
-    seen = looked_at(model, images)
     text = words.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    if model.length and images:
+        for name, mark in _GEMMAS_MARKS.items():
+            setattr(words, name, mark)
+            setattr(words, f"{name}_id", words.convert_tokens_to_ids(mark))
+        prepare = Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(model.folder), words, None, model.length**2)
+        made = dict(prepare(images, text, add_special_tokens=False, return_tensors="pt"))
+        (ids,) = made.pop("input_ids").tolist()
+        return _generated(model, ids, {"pixel_values": made["pixel_values"]}, num_tokens)
+    seen = looked_at(model, images)
     if "image_grid_thw" in seen:
         sizes = [(rows * model.patch, columns * model.patch) for _, rows, columns in seen["image_grid_thw"].tolist()]
     else:
@@ -240,6 +283,9 @@ def looked_at(model: Seeing, images: list[Image.Image], **how: Any) -> dict[str,
     """As transformers' models are given them."""
     if not images:
         return {}
+    if model.length:
+        made = Gemma3ImageProcessorPil.from_pretrained(model.folder)(images, return_tensors="pt", **how)
+        return {"pixel_values": made["pixel_values"]}
     if len(model.tokens) == 1:
         return dict(Qwen2VLImageProcessorPil.from_pretrained(model.folder)(images, return_tensors="pt", **how))
     side = {"height": model.side, "width": model.side}  # as its processor asks it to
@@ -250,7 +296,8 @@ def looked_at(model: Seeing, images: list[Image.Image], **how: Any) -> dict[str,
 def _generated(model: Seeing, ids: list[int], seen: dict[str, Any], num_tokens: int) -> list[int]:
     ids_1T = torch.tensor([ids])
     if len(model.tokens) == 1:
-        seen = {**seen, "mm_token_type_ids": (ids_1T == model.tokens[0]).int()}
+        kinds = "token_type_ids" if model.length else "mm_token_type_ids"
+        seen = {**seen, kinds: (ids_1T == model.tokens[0]).int()}
     settings = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.inference_mode():
         out = model.whole.generate(ids_1T, attention_mask=torch.ones_like(ids_1T), **seen, **settings)

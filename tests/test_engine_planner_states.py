@@ -9,7 +9,7 @@ import pytest
 from simulated_worker import VOCABULARY, undisturbed
 from state_worker import StateWorker, pairs
 from tercet.engine.config import EngineConfig
-from tercet.engine.planner_settings import PlannerSettings, check_state_tile, make_settings
+from tercet.engine.planner_settings import PlannerSettings, check_at_once, make_settings
 from tercet.engine.states import States
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Abort, Step
@@ -248,10 +248,13 @@ def test_a_prompt_gets_on_beside_as_many_decodes_as_there_can_be() -> None:
 
 
 def test_settings_by_which_a_prompt_could_starve_are_refused() -> None:
-    check_state_tile(256, 320, 64)
-    check_state_tile(256, 256, 0)
-    with pytest.raises(ValueError, match=r"--max-num-batched-tokens is 319; want at least 320: --max-num-seqs \(256\)"):
-        check_state_tile(256, 319, 64)
+    check_at_once(256, 320, 64, "says why")
+    check_at_once(256, 256, 0, "says why")
+    said = (
+        r"--max-num-batched-tokens is 319; want at least 320: --max-num-seqs \(256\) and 64, since this model says why$"
+    )
+    with pytest.raises(ValueError, match=said):
+        check_at_once(256, 319, 64, "says why")
 
 
 @pytest.mark.parametrize(("tile", "caching", "kept"), [(64, True, 3), (64, False, 0), (0, True, 0)])

@@ -24,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def prompts_of(side: int) -> list[Parts]:
+def prompts_of(model: Seeing) -> list[Parts]:
     """Images alike but for their pixels, wide and high ones, several in a prompt, and none."""
     return [
-        [[5, 6, 7, 8], image_of(3, 2, side, 1), [9, 10, 11]],
-        [[5, 6, 7, 8], image_of(3, 2, side, 2), [9, 10, 11]],
-        [image_of(1, 9, side, 3), [77], image_of(6, 5, side, 4), [31]],
-        [[*range(40, 80)], image_of(7, 7, side, 5), [*range(100, 140)], image_of(1, 1, side, 6), [9]],
+        [[5, 6, 7, 8], model.image(3, 2, 1), [9, 10, 11]],
+        [[5, 6, 7, 8], model.image(3, 2, 2), [9, 10, 11]],
+        [model.image(1, 9, 3), [77], model.image(6, 5, 4), [31]],
+        [[*range(40, 80)], model.image(7, 7, 5), [*range(100, 140)], model.image(1, 1, 6), [9]],
         [[50, 60, 70]],
     ]
 
@@ -56,7 +56,8 @@ def answers(runner: Runner, model: Seeing, prompts: list[Parts], seed: int, budg
         jobs.append(Job(ids, sampling, images=images))
     tile = state_tile(runner._decoder.config) or 1
     page = runner._kv_cache.shape[4]
-    run_jobs(runner, jobs, max_seqs=MAX_SEQS, page_size=page, seed=seed, budget=max(budget, tile), tile=tile)
+    budget = max(budget, tile, runner.limits.image_tokens)
+    run_jobs(runner, jobs, max_seqs=MAX_SEQS, page_size=page, seed=seed, budget=budget, tile=tile)
     return [job.output for job in jobs]
 
 
@@ -73,7 +74,7 @@ def test_answers_on_a_gpu_are_transformers(kind: str) -> None:
 
 
 def check_answers(model: Seeing, device: torch.device) -> None:
-    prompts = prompts_of(model.side)
+    prompts = prompts_of(model)
     wanted = [reference_answer(model, parts, NUM_TOKENS) for parts in prompts]
     assert len(set(map(tuple, wanted))) == len(prompts)
     runner = make_runner(model, device, "float32")
@@ -87,7 +88,7 @@ def check_answers(model: Seeing, device: torch.device) -> None:
 def test_bits_in_any_company(kind: str) -> None:
     """In bf16, deterministic: alone, among others, in other chunks."""
     model, device = seeing(kind, large=True), torch.device("cuda")
-    prompts = prompts_of(model.side)
+    prompts = prompts_of(model)
     runner = make_runner(model, device, "bfloat16", deterministic=True)
     together = answers(runner, model, prompts, 0, 200)
     assert answers(runner, model, prompts, 1, 40) == together
@@ -101,7 +102,7 @@ def test_only_triton_runs(kind: str) -> None:
     model = seeing(kind, large=True)
     runner = make_runner(model, torch.device("cuda"), "bfloat16", enforce_eager=True)  # captures fill seeds
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        answers(runner, model, prompts_of(model.side), 0, 200)
+        answers(runner, model, prompts_of(model), 0, 200)
         torch.cuda.synchronize()
     names = launched_kernels(profiler)
     assert any("full_attention" in name for name in names)

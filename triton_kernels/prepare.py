@@ -80,6 +80,8 @@ class StepInputs:
     """In a step with tokens of images, what is there in place of their embeddings."""
     turned: TurnedTokens | None = None
     """And by what its tokens are turned, if places in images are no numbers."""
+    ends_T: Tensor | None = None
+    """And of prefill tokens alone, how far those see that see each other: as of `prefill_attention`."""
 
     @property
     def told_tokens_1(self) -> Tensor | None:
