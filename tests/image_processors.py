@@ -4,20 +4,23 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tercet.engine.image_rules import ImageRules
-from tercet.engine.image_sizes import SideBounds
+from tercet.engine.image_sizes import OneSize, PixelBounds
 
 
 def as_transformers(image: Image.Image, rules: ImageRules) -> np.ndarray[Any, Any]:
     """Height x width x 3, before the numbers are scaled."""
     plain: Any = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
-    if isinstance(rules.sizes, SideBounds):
+    if not isinstance(rules.sizes, PixelBounds):
         bounds: Any = {"height": rules.sizes.height, "width": rules.sizes.width}
         side: Any = {"height": rules.factor, "width": rules.factor}  # as its processor asks for
-        made = PixtralImageProcessorPil(size=bounds, patch_size=side).preprocess(image, **plain)
+        gemma = isinstance(rules.sizes, OneSize)
+        how = Gemma3ImageProcessorPil(size=bounds) if gemma else PixtralImageProcessorPil(size=bounds, patch_size=side)
+        made = how.preprocess(image, **plain)
         pixels: np.ndarray[Any, Any] = made["pixel_values"][0].transpose(1, 2, 0).astype(np.uint8)
         return pixels
     size = {"shortest_edge": rules.sizes.least, "longest_edge": rules.sizes.most}

@@ -21,6 +21,7 @@ TEMPLATE = (
 """As Qwen's, with less around it."""
 BREAK, END = 258, 259
 """Behind rows of an image, where a model has that."""
+GEMMAS = "<start_of_image>", "<end_of_image>"
 PIXTRALS = {"patch_size": 14, "size": {"longest_edge": 112}}
 PROCESSOR = {"patch_size": 14, "merge_size": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 16}
 
@@ -31,13 +32,17 @@ def seeing_checkpoint(
     """A token for each byte, the end of sequence, then that of images."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
-    pixtral = architecture.startswith("Mistral3")
-    names = (PAD, "[IMG_BREAK]", "[IMG_END]") if pixtral else (PAD,)
+    pixtral, gemma = architecture.startswith("Mistral3"), architecture.startswith("Gemma3")
+    names = (PAD, *(("[IMG_BREAK]", "[IMG_END]") if pixtral else GEMMAS if gemma else ()))
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "</s>", "chat_template": TEMPLATE}
+    template = TEMPLATE.replace(PAD, GEMMAS[0]) if gemma else TEMPLATE
+    settings = {"eos_token": "</s>", "chat_template": template}
     (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))
     config = {"architectures": [architecture], "image_token_id": IMAGE_TOKEN, "eos_token_id": 256}
+    if gemma:
+        eye = {"patch_size": 14, "image_size": 56}
+        config |= {"boi_token_index": BREAK, "eoi_token_index": END, "vision_config": eye, "mm_tokens_per_image": 4}
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
     if pixtral:
         (folder / "processor_config.json").write_bytes(b'{"patch_size": 14, "spatial_merge_size": 2}')

@@ -12,8 +12,9 @@ from tercet.engine import image_rules
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import Breaks
+from tercet.engine.image_marks import Marks
 from tercet.engine.image_rules import ImageRules, load_image_rules
-from tercet.engine.image_sizes import PixelBounds, SideBounds
+from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds
 from tercet.model.text_part import WHOLES
 from tercet.model.vision_kinds import KINDS
 
@@ -107,6 +108,44 @@ def test_words_between_rows(tmp_path: Path) -> None:
         rules_of(tmp_path, MISTRAL, None)
 
 
+GEMMA = whole("Gemma3", vision_config={"image_size": 896, "patch_size": 14}, mm_tokens_per_image=256)
+GEMMAS_ADDED = [
+    {"id": 255999, "content": "<start_of_image>"},
+    {"id": 256000, "content": "<end_of_image>"},
+    {"id": 262144, "content": "<image_soft_token>"},
+]
+MARKS = Marks("<start_of_image>", "\n\n<start_of_image><image_soft_token><end_of_image>\n\n")
+
+
+def test_gemmas_images_have_one_size(tmp_path: Path) -> None:
+    """Those of the hub say what is usual of all that they say: of size, of how it is made, and of crops."""
+    said = {"size": {"height": 896, "width": 896}, "resample": 2, "do_pan_and_scan": None, "image_seq_length": 256}
+    write(tmp_path, tokenizer={"added_tokens": GEMMAS_ADDED})
+    wanted = ImageRules(262144, 14, 4, OneSize(896, 896), 2, marks=MARKS)
+    for processor in (said, {}, {"size": 896}):
+        rules = rules_of(tmp_path, GEMMA, processor)
+        assert rules == wanted
+        assert (rules.most_seen, len(rules.tokens(896, 896)), rules.final_size(31, 5000)) == (256, 256, (896, 896))
+    assert rules.written("a <start_of_image>b") == f"a {MARKS.written}b"
+    small = whole(
+        "Gemma3", image_token_index=7, vision_config={"image_size": 256}, boi_token_index=8, eoi_token_index=9
+    )
+    write(tmp_path, tokenizer={"added_tokens": [{"id": number, "content": f"<{number}>"} for number in (7, 8, 9)]})
+    assert rules_of(tmp_path, small, {}) == ImageRules(
+        7, 16, 1, OneSize(256, 256), 2, marks=Marks("<8>", "\n\n<8><7><9>\n\n")
+    )
+
+
+def test_marks_of_a_tokenizer(tmp_path: Path) -> None:
+    """None where there is none: then prompts are ids."""
+    rules = rules_of(tmp_path, GEMMA, {})
+    assert rules is not None
+    assert (rules.marks, rules.written("<start_of_image>")) == (None, "<start_of_image>")
+    write(tmp_path, tokenizer={"added_tokens": GEMMAS_ADDED[1:]})
+    with pytest.raises(UnsupportedModel, match=r"no added token 255999 \(boi_token_index\); want one; --limit-mm"):
+        rules_of(tmp_path, GEMMA, {})
+
+
 def test_the_newer_file_counts_and_the_operator_most(tmp_path: Path) -> None:
     rules_of(tmp_path, whole("Qwen3VL"), QWEN2)
     asked = {"mm_processor_kwargs": {"max_pixels": 100_000}}
@@ -116,7 +155,7 @@ def test_the_newer_file_counts_and_the_operator_most(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"architectures": None}, whole("Gemma3"), {"architectures": ["Qwen3ForCausalLM"]}, {"architectures": []}],
+    [{}, {"architectures": None}, whole("Llava"), {"architectures": ["Qwen3ForCausalLM"]}, {"architectures": []}],
 )
 def test_models_that_see_nothing(tmp_path: Path, config: dict[str, Any]) -> None:
     assert rules_of(tmp_path, config, QWEN2) is None
@@ -148,6 +187,11 @@ def test_files_of_text_and_engines_for_text(tmp_path: Path) -> None:
         (MISTRAL, {"size": -1}, "size is -1; want a longest_edge"),
         (MISTRAL, {"do_center_crop": True}, "do_center_crop is True; want False"),
         (whole("Mistral3", spatial_merge_size="2"), {}, "spatial_merge_size is '2'"),
+        (GEMMA, {"do_pan_and_scan": True}, "do_pan_and_scan is True; want False; --limit-mm-per-prompt"),
+        (GEMMA, {"size": {"height": 896, "width": 448}}, "want height and width 896, as config.json has it"),
+        (GEMMA, {"size": {"longest_edge": 896}}, "size is .*; want height and width 896"),
+        (GEMMA | {"mm_tokens_per_image": 250}, {}, "become 250 tokens; want a square of them"),
+        (GEMMA | {"mm_tokens_per_image": 9}, {}, "each of as many whole patches"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, config: dict[str, Any], processor: dict[str, Any], words: str) -> None:
@@ -162,8 +206,9 @@ def test_what_a_processor_says_that_the_model_does_not(tmp_path: Path) -> None:
 
 
 def test_bounds_of_pixels_for_a_model_with_bounds_of_sides(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="--mm-processor-kwargs bounds pixels"):
-        rules_of(tmp_path, MISTRAL, None, mm_processor_kwargs={"max_pixels": 100_000})
+    for config in (MISTRAL, GEMMA):
+        with pytest.raises(UnsupportedModel, match="--mm-processor-kwargs bounds pixels"):
+            rules_of(tmp_path, config, None, mm_processor_kwargs={"max_pixels": 100_000})
 
 
 @pytest.mark.parametrize(
@@ -187,5 +232,5 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> No
 
 def test_the_engine_takes_images_of_models_whose_encoder_is_known() -> None:
     """It knows no model, and so has names of its own."""
-    known = {*KINDS, "mistral3"}
+    known = {*KINDS, "mistral3", "gemma3"}
     assert set(image_rules._IMAGE_TOKENS) == {name for name, whole in WHOLES.items() if whole.model_type in known}

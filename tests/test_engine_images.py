@@ -14,7 +14,7 @@ from image_processors import as_transformers
 from seeing import encoded, picture
 from tercet.engine.image_breaks import Breaks
 from tercet.engine.image_rules import ImageRules
-from tercet.engine.image_sizes import PixelBounds, SideBounds
+from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds
 from tercet.engine.images import ImageRefused, Pixels, image_ids, read_image, size_of
 from tercet.engine.kept_images import name_of
 from tercet.ipc.images import IMAGE_IDS
@@ -22,6 +22,7 @@ from tercet.ipc.images import IMAGE_IDS
 RULES = ImageRules(7, 14, 2, PixelBounds(56 * 56, 28 * 28 * 64))
 WIDE = ImageRules(7, 16, 2, PixelBounds(64 * 64, 32 * 32 * 40))
 PIXTRAL = ImageRules(7, 14, 2, SideBounds(112, 112), breaks=Breaks(8, 9))
+GEMMA = ImageRules(7, 14, 2, OneSize(112, 112), 2)
 
 
 def check(file: bytes, rules: ImageRules = RULES) -> Pixels:
@@ -76,6 +77,7 @@ def test_modes(mode: str) -> None:
         file = encoded(picture(*size, mode, seed))
         check(file, WIDE if seed % 2 else RULES)
         check(file, PIXTRAL)
+        check(file, GEMMA)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from guess_cases import settled
 from seeing import picture
 from seeing_guessers import seeing_guesser
 from seeing_models import KINDS, Seeing, reference_chat, seeing
+from tercet.engine.errors import StartupFailed
 from tercet.engine.llm import LLM, RequestOutput
 from tercet.ipc.client import Client
 from tercet.ipc.errors import RequestRefused
@@ -101,6 +102,11 @@ def test_next_turns_find_what_is_cached() -> None:
     [
         ("qwen3-vl", {"max_num_batched_tokens": 19, "max_num_seqs": 3, "kv_cache_memory": 1 << 20}),
         ("qwen3-vl", {"tensor_parallel_size": 2}),
+        ("gemma3", {"max_num_batched_tokens": 19, "max_num_seqs": 3, "kv_cache_memory": 1 << 18}),
+        long(
+            "gemma3",
+            {"tensor_parallel_size": 2, "deterministic": True, "max_num_batched_tokens": 80, "max_num_seqs": 8},
+        ),
         long("qwen2.5-vl", {"tensor_parallel_size": 2}),
         long("qwen3-vl", {"data_parallel_size": 2}),
         long("qwen3.5", {"tensor_parallel_size": 2, "max_num_batched_tokens": 68, "max_num_seqs": 4}),
@@ -115,7 +121,11 @@ def test_what_must_not_matter(kind: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "tries"),
-    [("qwen3.5", {"method": "mtp"}), ("qwen3-vl", {"method": "ngram", "prompt_lookup_min": 1})],
+    [
+        ("qwen3.5", {"method": "mtp"}),
+        ("qwen3-vl", {"method": "ngram", "prompt_lookup_min": 1}),
+        long("gemma3", {"method": "ngram", "prompt_lookup_min": 1}),
+    ],
 )
 def test_tokens_that_are_tried_ahead(kind: str, tries: dict[str, Any]) -> None:
     """Answers go on behind images from where guesses were right: of few tokens, some are."""
@@ -165,6 +175,14 @@ def test_other_weights(tmp_path: Path) -> None:
         assert said(llm, conversations()) == wanted_of(one)
         llm.update_weights(str(other.folder))
         assert said(llm, conversations()) == wanted_of(other)
+
+
+def test_images_have_to_fit_a_step() -> None:
+    with (
+        pytest.raises(StartupFailed, match=r"want at least 25: .*wants an image's tokens in one step; --limit-mm"),
+        tiny_engine(seeing("gemma3").folder, max_num_batched_tokens=24, max_num_seqs=9),
+    ):
+        pass
 
 
 def test_an_engine_for_text_alone() -> None:

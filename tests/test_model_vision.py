@@ -19,8 +19,8 @@ from vision_towers import KINDS, OUT, Tower, make_tower, picture, save_tensors
 
 CPU = torch.device("cpu")
 SIZES = [(6, 4)] if INTERPRETED else [(6, 4), (10, 14), (2, 2)]
-"""In patches."""
-TRIED = ["qwen2_5_vl", "qwen3_vl", "mistral3"] if INTERPRETED else list(KINDS)
+"""In patches, where images may have any."""
+TRIED = ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3"] if INTERPRETED else list(KINDS)
 
 
 def config_of(folder: Path, raw: dict[str, Any]) -> VisionConfig:
@@ -33,6 +33,10 @@ def load(tower: Tower, device: torch.device = CPU, dtype: torch.dtype = torch.fl
     config: Any = SimpleNamespace(hidden_size=OUT)
     files = SafetensorsCheckpoint(tower.folder)
     return load_vision(files, config, config_of(tower.folder, tower.raw), dtype, device)
+
+
+def sizes_of(config: VisionConfig, sizes: list[tuple[int, int]] = SIZES) -> list[tuple[int, int]]:
+    return [(config.length * config.merge,) * 2] if config.length else sizes
 
 
 def without_breaks(seen: Seen, size: tuple[int, int], config: VisionConfig) -> Seen:
@@ -58,7 +62,7 @@ def tower(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_rows_are_those_of_transformers(tower: Tower) -> None:
     vision = load(tower)
     config = vision.config
-    for size in SIZES:
+    for size in sizes_of(config):
         pixels = picture(*size, config.patch)
         seen = without_breaks(vision.encode(pixels), size, config)
         check_seen(seen, tower.seen(pixels, config.mean, config.deviation))
@@ -117,12 +121,9 @@ class TestFiles:
 
     def test_random_weights(self, tower: Tower) -> None:
         config: Any = SimpleNamespace(hidden_size=OUT)
-        parts = [
-            load_vision(None, config, config_of(tower.folder, tower.raw), torch.float32, CPU, seed).encode(
-                picture(2, 4, load(tower).config.patch)
-            )
-            for seed in (3, 3, 4)
-        ]
+        vision = config_of(tower.folder, tower.raw)
+        pixels = picture(*sizes_of(vision)[0], vision.patch)
+        parts = [load_vision(None, config, vision, torch.float32, CPU, seed).encode(pixels) for seed in (3, 3, 4)]
         assert torch.equal(parts[0].rows_NO, parts[1].rows_NO)
         assert not torch.equal(parts[0].rows_NO, parts[2].rows_NO)
 
@@ -139,16 +140,39 @@ class TestFiles:
         with pytest.raises(ValueError, match=f"wanted sides that are multiples of {vision.config.side}"):
             vision.encode(torch.zeros(vision.config.side, vision.config.patch, 3, dtype=torch.uint8))
 
+    def test_another_size_than_the_only_one(self, tmp_path: Path) -> None:
+        vision = load(make_tower(tmp_path, "gemma3"))
+        with pytest.raises(ValueError, match="got an image of 36 x 18, wanted 36 x 36"):
+            vision.encode(torch.zeros(36, 18, 3, dtype=torch.uint8))
+        with pytest.raises(ValueError, match="got an image of 18 x 18, wanted 36 x 36"):
+            vision.encode(torch.zeros(18, 18, 3, dtype=torch.uint8))
+
+    @pytest.mark.parametrize("base", ["", "model."])
+    @pytest.mark.parametrize("inside", ["", "vision_model."])
+    def test_all_names_of_a_tower(self, tmp_path: Path, base: str, inside: str) -> None:
+        """As versions of transformers write them, and hubs have them."""
+        tower = make_tower(tmp_path, "gemma3", base=base)
+        tensors = load_file(tmp_path / "model.safetensors")
+        own = {name.replace("vision_tower.", f"vision_tower.{inside}"): tensor for name, tensor in tensors.items()}
+        save_tensors(tmp_path, own)
+        vision, pixels = load(tower), picture(6, 6, 6)
+        check_seen(vision.encode(pixels), tower.seen(pixels, vision.config.mean, vision.config.deviation))
+
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kind", "hidden"), [("qwen2_5_vl", 16 * 80), ("qwen3_vl", 16 * 72), ("mistral3", 16 * 64)])
+@pytest.mark.parametrize(
+    ("kind", "hidden"),
+    [("qwen2_5_vl", 16 * 80), ("qwen3_vl", 16 * 72), ("mistral3", 16 * 64), ("gemma3", 16 * 72)],
+)
 def test_on_a_gpu(kind: str, hidden: int, tmp_path: Path) -> None:
     """In bf16, with real heads and windows: as near to fp32 as rounding allows, and the same bits each time."""
-    own = {"num_attention_heads": 16} if kind == "mistral3" else {"num_heads": 16, "window_size": 112}
+    own = {"num_attention_heads": 16} if kind in ("mistral3", "gemma3") else {"num_heads": 16, "window_size": 112}
+    if kind == "gemma3":
+        own |= {"image_size": 896, "mm_tokens_per_image": 256}
     tower = make_tower(tmp_path, kind, hidden_size=hidden, intermediate_size=3420, patch_size=14, **own)
     exact, rounded = load(tower), load(tower, torch.device("cuda"), torch.bfloat16)
     rounded.warm_up(64)
-    for size in ((40, 26), (2, 2), (6, 34)):
+    for size in sizes_of(exact.config, [(40, 26), (2, 2), (6, 34)]):
         pixels = picture(*size, 14)
         wanted, got = exact.encode(pixels), rounded.encode(pixels.cuda())
         again = rounded.encode(pixels.cuda())

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Mistral3Config, Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3VLConfig
+from transformers import Gemma3Config, Mistral3Config, Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3VLConfig
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from tercet.model.vision_config import VisionConfig, axes
@@ -21,6 +22,7 @@ KINDS = {
     "qwen3_5": Qwen3_5Config,
 }
 MISTRAL = {"model_type": "mistral"}
+HEADLESS = {"vision_use_head": False}
 
 
 def read(folder: Path, kind: str, vision: object = None, **more: Any) -> VisionConfig:
@@ -82,9 +84,37 @@ def test_what_mistrals_files_say(tmp_path: Path) -> None:
     assert (config.head_dim, config.side, config.out_size, config.sections) == (64, 28, 5120, None)
 
 
+def test_where_siglip_is_silent(tmp_path: Path) -> None:
+    theirs = Gemma3Config(vision_config={**HEADLESS, "image_size": 256})
+    ours = read(tmp_path, "gemma3", {**HEADLESS, "image_size": 256})
+    tower, text = theirs.vision_config, theirs.text_config
+    assert (ours.hidden_size, ours.inner_size, ours.out_size) == (
+        tower.hidden_size,
+        tower.intermediate_size,
+        text.hidden_size,
+    )
+    assert (ours.num_layers, ours.num_heads) == (tower.num_hidden_layers, tower.num_attention_heads)
+    assert (ours.patch, ours.eps) == (tower.patch_size, tower.layer_norm_eps)
+    assert (ours.length**2, ours.merge, ours.positions) == (theirs.mm_tokens_per_image, 1, 16)
+    wanted = Gemma3ImageProcessorPil.image_mean, Gemma3ImageProcessorPil.image_std
+    assert (list(ours.mean), list(ours.deviation)) == wanted
+
+
+def test_what_gemmas_files_say(tmp_path: Path) -> None:
+    """As those of Gemma 3 4B have it."""
+    tower = {
+        "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
+        "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
+    }  # fmt: skip
+    text = {"model_type": "gemma3_text", "hidden_size": 2560}
+    config = read(tmp_path, "gemma3", tower, text_config=text, mm_tokens_per_image=256)
+    assert (config.head_dim, config.side, config.merge, config.out_size) == (72, 56, 4, 2560)
+    assert (config.length, config.at_once, config.positions, config.theta) == (16, 256, 64, 0)
+
+
 def test_families_that_cannot_see(tmp_path: Path) -> None:
     assert read_vision_config(tmp_path, {"model_type": "llama"}) is None
-    assert read_vision_config(tmp_path, {"model_type": "gemma3", "vision_config": {}}) is None
+    assert read_vision_config(tmp_path, {"model_type": "gemma3_text"}) is None
     assert read_vision_config(tmp_path, {}) is None
 
 
@@ -157,6 +187,24 @@ def test_refusals(tmp_path: Path, kind: str, vision: object, message: str) -> No
 def test_refusals_of_pixtrals(tmp_path: Path, vision: dict[str, Any], whole: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         read(tmp_path, "mistral3", {"hidden_act": "silu", **vision}, text_config=MISTRAL, **whole)
+
+
+@pytest.mark.parametrize(
+    ("vision", "whole", "message"),
+    [
+        ({"vision_use_head": True}, {}, "vision_config.vision_use_head is True, which would change the result"),
+        ({"model_type": "pixtral"}, {}, "vision_config.model_type is 'pixtral'"),
+        ({"hidden_act": "relu"}, {}, "vision_config.hidden_act is 'relu'"),
+        ({"image_size": 250}, {}, "images of 250 pixels a side with patches of 16 become 256 tokens"),
+        ({"image_size": 256}, {"mm_tokens_per_image": 200}, "become 200 tokens (mm_tokens_per_image); want a square"),
+        ({"image_size": 320}, {}, "each of as many whole patches"),
+        ({"num_attention_heads": 7}, {}, "has 7 heads of 768 numbers together"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_refusals_of_siglips(tmp_path: Path, vision: dict[str, Any], whole: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(tmp_path, "gemma3", {**HEADLESS, "image_size": 256, **vision}, **whole)
 
 
 @pytest.mark.parametrize(

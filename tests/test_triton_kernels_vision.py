@@ -22,6 +22,7 @@ from tercet.triton_kernels.grid_positions import add_grid_positions
 from tercet.triton_kernels.image_patches import image_patches
 from tercet.triton_kernels.image_rows import IMAGE_IDS, place_image_rows
 from tercet.triton_kernels.layer_norm import add_layer_norm, layer_norm
+from tercet.triton_kernels.mean_rows import mean_rows
 from tercet.triton_kernels.turn_rows import turn_rows
 
 EPS = 1e-6
@@ -68,6 +69,12 @@ def test_grid_positions(place: Place, rows: int, columns: int, side: int) -> Non
     wanted = x.double() + stretched[places[:, 0].long(), places[:, 1].long()]
     add_grid_positions(x, table, places, rows, columns)
     place.check_rounded(x, wanted)
+
+
+@pytest.mark.parametrize(("tokens", "count", "size"), [(3, 16, 1152), (5, 9, 48), (2, 1, 8), (0, 4, 8)])
+def test_mean_rows(place: Place, tokens: int, count: int, size: int) -> None:
+    x = place.random(tokens * count, size)
+    place.check_rounded(mean_rows(x, count), x.double().view(tokens, count, size).mean(1))
 
 
 @pytest.mark.parametrize("shape", [(1, 1280), (5, 48), (3, 4608), (0, 64)], ids=str)
@@ -205,6 +212,7 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "x: got shape [3, 8], wanted [4, 8]", lambda: add_layer_norm(x[:3], x, w, w, EPS)
     yield "kind: got 'silu', wanted 'exact' or", lambda: gelu(x, "silu")
     yield "x: got strides [1, 8]", lambda: gelu(x.T, "tanh")
+    yield "x: got 4 rows, wanted a multiple of 3", lambda: mean_rows(x, 3)
     yield "qkv: got 24 columns, wanted a multiple of 15", lambda: turn_rows(qkv, x, 5)
     yield "cos_sin: got shape [3, 8], wanted [4, 8]", lambda: turn_rows(qkv, x[:3], 1)
     yield "ends: got torch.int64", lambda: full_attention(qkv, ends.long(), 4, 1, 1.0)

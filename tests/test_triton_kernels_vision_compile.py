@@ -13,6 +13,7 @@ from tercet.triton_kernels import (
     image_patches,
     image_rows,
     layer_norm,
+    mean_rows,
     turn_rows,
 )
 from tercet.triton_kernels.compile_only import compiling_for
@@ -76,11 +77,12 @@ def test_pointwise(capability: int) -> None:
         layer_norm.add_layer_norm(x, x, w, w, 1e-6)
         for kind in gelu.KINDS:
             gelu.gelu(x, kind)
+        mean_rows.mean_rows(x, 16)
         axis_turns.axis_turns(turns, places, axis, turns)
         turn_rows.turn_rows(qkv, turns, 16)
         for add in (False, True):
             image_rows.place_image_rows(x, ids, x, add=add)
-    assert len(kernels) == 12
+    assert len(kernels) == 13
     for kernel in kernels:
         check(kernel, capability)
 

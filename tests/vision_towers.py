@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import Mistral3Config, Mistral3Model
+from transformers import Gemma3Config, Gemma3Model, Mistral3Config, Mistral3Model
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
     Qwen2_5_VLVisionConfig,
@@ -64,8 +64,26 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             "hidden_act": "silu",
         },
     ),
+    "gemma3": (
+        Gemma3Config,
+        Gemma3Model,
+        {
+            "num_hidden_layers": 4,
+            "num_attention_heads": 3,
+            "hidden_size": 48,
+            "intermediate_size": 52,
+            "patch_size": 6,
+            "image_size": 36,  # tokens of three patches a side
+            "layer_norm_eps": 1e-3,
+            "vision_use_head": False,
+            "mm_tokens_per_image": 4,
+        },
+    ),
 }
 _TEXT = {"model_type": "mistral", "hidden_size": OUT, "rms_norm_eps": 1e-3}
+_INSIDE = {"mistral3": "pixtral", "gemma3": "siglip_vision_model"}
+"""Where the tower alone would lack what makes rows: its model_type."""
+_OF_WHOLE = ("multimodal_projector_bias", "spatial_merge_size", "mm_tokens_per_image")
 
 
 class Tower(NamedTuple):
@@ -83,6 +101,10 @@ class Tower(NamedTuple):
             with torch.inference_mode():
                 patches = self.model.vision_tower(normal.permute(2, 0, 1)[None], sizes).last_hidden_state
                 return [self.model.multi_modal_projector(patches[0], sizes)]
+        if isinstance(self.model, Gemma3Model):
+            normal = (pixels.cpu() / 255 - torch.tensor(mean)) / torch.tensor(deviation)
+            with torch.inference_mode():
+                return [self.model.get_image_features(normal.permute(2, 0, 1)[None]).pooler_output[0]]
         image = Image.fromarray(pixels.cpu().numpy())
         prepare = Qwen2VLImageProcessorPil(
             patch_size=self.model.config.patch_size, min_pixels=1, max_pixels=10**8,
@@ -98,10 +120,11 @@ def make_tower(folder: Path, kind: str, *, seed: int = 0, base: str = "model.", 
     """`base`: what all names begin with; `sizes`: other ones than the usual."""
     config_class, model_class, usual = KINDS[kind]
     own = {**usual, **sizes}
-    if kind == "mistral3":  # the tower alone would lack what makes rows
+    if kind in _INSIDE:
         text = {**_TEXT, "vocab_size": 3, "num_hidden_layers": 1, "intermediate_size": 8, "num_attention_heads": 2}
-        shared = {name: own.pop(name) for name in ("multimodal_projector_bias", "spatial_merge_size") if name in own}
-        config = config_class(vision_config={"model_type": "pixtral", **own}, text_config=text, **shared)
+        text["model_type"] = "mistral" if kind == "mistral3" else "gemma3_text"
+        shared = {name: own.pop(name) for name in _OF_WHOLE if name in own}
+        config = config_class(vision_config={"model_type": _INSIDE[kind], **own}, text_config=text, **shared)
     else:
         config = config_class(**own)
     model = model_class._from_config(config, dtype=torch.float32).eval()
@@ -110,7 +133,7 @@ def make_tower(folder: Path, kind: str, *, seed: int = 0, base: str = "model.", 
         spread = torch.randn(parameter.shape, generator=generator)
         parameter.data = spread / spread[0].numel() ** 0.5 if spread.ndim > 1 else parameter.data + spread * 0.1
     raw, prefix, tensors = {"model_type": kind, "vision_config": config.to_dict()}, f"{base}visual.", model.state_dict()
-    if kind == "mistral3":
+    if kind in _INSIDE:
         raw, prefix = config.to_dict(), base
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("language_model.")}
     else:
