@@ -69,11 +69,15 @@ def _place_of_image(folder: Path) -> str:
     """The text that stands for an image in a prompt."""
     from tokenizers import Tokenizer
 
-    from tercet.engine.json_file import read_object
+    from tercet.engine.config import EngineConfig
+    from tercet.engine.image_rules import load_image_rules
 
-    token_id: Any = read_object(folder / "config.json")["image_token_id"]
+    if (rules := load_image_rules(folder, EngineConfig(model=str(folder)))) is None:
+        raise ValueError(f"{folder}: this model sees nothing; want one that does")
+    if rules.marks is not None:
+        return rules.marks.word
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return str(tokenizer.decode([token_id], skip_special_tokens=False))
+    return str(tokenizer.decode([rules.token_id], skip_special_tokens=False))
 
 
 def _words(seed: int) -> str:

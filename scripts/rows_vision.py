@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from kernel_rows import Row
 from kernel_timing import Stopwatch
+from shapes_vision import gemma3
 from tercet.model.vision import Vision, load_vision
 from tercet.model.vision_config import VisionConfig
 from tercet.model.vision_reader import read_vision_config
@@ -33,9 +34,11 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         ("qwen2_5_vl", {"hidden_size": 1280}),
         ("qwen3_5", {}),
         ("mistral3", {"hidden_act": "silu", "patch_size": 14}),
+        ("gemma3", gemma3()["vision_config"]),
     ):
         eye = _eye(kind, vision)
-        for side in _SIDES:
+        only = eye.config.length * eye.config.side
+        for side in (only,) if only else _SIDES:
             yield _encoder(eye, kind, side)
 
 

@@ -239,6 +239,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     **shapes_mamba.SHAPES,
     "qwen3-vl-2b": shapes_vision.qwen3_vl(_qwen3(2048, 6144, 28, 16, tied=True)),
     "qwen3-vl-8b": shapes_vision.qwen3_vl(_qwen3(4096, 12288, 36, 32)),
+    "gemma-3-4b": shapes_vision.gemma3(),
     "qwen3.5-9b-seeing": shapes_vision.qwen3_5_seeing(shapes_delta.SHAPES["qwen3.5-9b"]),
 }
 
@@ -249,8 +250,8 @@ PLAIN_SHAPES = sorted(name for name, shape in SHAPES.items() if not shape.keys()
 """Those whose products are of plain numbers, and whose attention has one for queries, keys and values alone."""
 
 
-IMAGE = "<|image_pad|>"
-"""What keeps an image's place in prompts for a shape that sees."""
+_MARKS = ("image_token_id", *shapes_vision.GEMMAS_MARKS)
+"""Fields that name words for images in prompts for a shape that sees."""
 
 
 def write_shape(name: str, folder: Path) -> Path:
@@ -259,7 +260,8 @@ def write_shape(name: str, folder: Path) -> Path:
         raise ValueError(f"shape {name!r} is unknown; want one of {', '.join(SHAPES)}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2), encoding="utf-8")
-    tokenizer = _made_up_tokenizer(_num_words(SHAPES[name]), SHAPES[name].get("image_token_id"))
+    marks = tuple(SHAPES[name][field] for field in _MARKS if field in SHAPES[name])
+    tokenizer = _made_up_tokenizer(_num_words(SHAPES[name]), marks)
     (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     return folder
 
@@ -270,16 +272,16 @@ def _num_words(shape: dict[str, Any]) -> int:
 
 
 @functools.cache
-def _made_up_tokenizer(vocab_size: int, image_id: int | None) -> str:
+def _made_up_tokenizer(vocab_size: int, mark_ids: tuple[int, ...]) -> str:
     """A byte-level tokenizer with a word for each id: a letter for the first ones, then a space and a number; and
-    `IMAGE` for what keeps an image's place."""
+    marks, which are no words."""
     letters = pre_tokenizers.ByteLevel.alphabet()
     words = [*letters, *(f"\u0120{index}" for index in range(vocab_size - len(letters)))]
-    if image_id is not None:
-        words[image_id] = IMAGE
+    marks = {mark_id: f"<|mark {mark_id}|>" for mark_id in mark_ids}
+    for mark_id, mark in marks.items():
+        words[mark_id] = mark
     tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    if image_id is not None:
-        tokenizer.add_special_tokens([AddedToken(IMAGE, special=True, normalized=False)])
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks.values()])
     return str(tokenizer.to_str())

@@ -16,6 +16,10 @@ _EYE_OF_QWEN3: dict[str, Any] = {
 }
 
 
+GEMMAS_MARKS = {"boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144}
+"""Words around an image, and what its tokens take the place of."""
+
+
 def qwen3_vl(dense: dict[str, Any]) -> dict[str, Any]:
     """Of a language model of Qwen3's."""
     rope = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
@@ -30,6 +34,37 @@ def qwen3_5_seeing(text: dict[str, Any]) -> dict[str, Any]:
     eye = {**_EYE_OF_QWEN3, "out_hidden_size": text["hidden_size"], "model_type": "qwen3_5"}
     kind = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "image_token_id": 248056}
     return _whole(kind, text, "qwen3_5_text", eye)
+
+
+def gemma3() -> dict[str, Any]:
+    """Of 4B."""
+    eye = {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+        "vision_use_head": False,
+    }
+    text = {
+        "head_dim": 256,
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 262208,
+    }
+    kind = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106]}
+    return {**_whole(kind, text, "gemma3_text", eye), **GEMMAS_MARKS, "mm_tokens_per_image": 256}
 
 
 def _whole(kind: dict[str, Any], text: dict[str, Any], text_kind: str, eye: dict[str, Any]) -> dict[str, Any]:

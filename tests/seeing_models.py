@@ -15,31 +15,23 @@ from PIL import Image
 from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
-    Gemma3Config,
     Gemma3Processor,
-    Mistral3Config,
-    Qwen2_5_VLConfig,
-    Qwen2VLConfig,
-    Qwen3_5Config,
-    Qwen3VLConfig,
-    Qwen3VLMoeConfig,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from checkpoints import randomize, scratch, tokenizer
-from families import FAMILIES, SHAPE, VOCAB_SIZE
+from families import VOCAB_SIZE
+from seeing_shapes import GEMMAS_LENGTH, LARGE, MERGE, SHAPES
 from tercet.ipc.images import IMAGE_IDS, PlacedImage
 
-MERGE = 2
+KINDS = tuple(SHAPES)
 Parts = list[list[int] | NDArray[np.uint8]]
 """Of a prompt: token ids, and images."""
 _MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _PIXTRALS_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 _GEMMAS_MARKS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-_GEMMAS_LENGTH = 4
-"""Tokens along the side of each of its images, longer than its window, together."""
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -48,101 +40,6 @@ _TEMPLATE = (
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
-_IN_PART = {**_SECTIONS, "mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
-_EYES: dict[str, Any] = {"depth": 3, "num_heads": 2, "spatial_merge_size": MERGE}
-_LATER = {**_EYES, "hidden_size": 48, "out_hidden_size": 64, "intermediate_size": 52, "patch_size": 4}
-_TOWER = {
-    "model_type": "pixtral",
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "hidden_size": 48,
-    "intermediate_size": 52,
-    "patch_size": 4,
-    "hidden_act": "silu",
-}
-_KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
-    "qwen2-vl": (
-        Qwen2VLConfig,
-        {**_EYES, "embed_dim": 48, "hidden_size": 64, "patch_size": 4},
-        {**SHAPE, "rope_parameters": _SECTIONS},
-    ),
-    "qwen2.5-vl": (
-        Qwen2_5_VLConfig,
-        {**_LATER, "fullatt_block_indexes": [1], "window_size": 16},
-        {**SHAPE, "rope_parameters": _SECTIONS},
-    ),
-    "qwen3-vl": (
-        Qwen3VLConfig,
-        {**_LATER, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36},
-        {**SHAPE, "rope_parameters": {**_SECTIONS, "mrope_interleaved": True}, "head_dim": 16},
-    ),
-    "qwen3-vl-moe": (
-        Qwen3VLMoeConfig,
-        {**_LATER, "deepstack_visual_indexes": [1], "num_position_embeddings": 36},
-        {
-            **SHAPE,
-            "rope_parameters": {**_SECTIONS, "mrope_interleaved": True},
-            "head_dim": 16,
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 40,
-            "mlp_only_layers": [1],
-        },
-    ),
-    "qwen3.5": (
-        Qwen3_5Config,
-        {**_LATER, "num_position_embeddings": 36},
-        {**SHAPE, **FAMILIES["qwen3.5"][1], "rope_parameters": _IN_PART},
-    ),
-    "mistral3": (Mistral3Config, _TOWER, {**SHAPE, "model_type": "mistral", "sliding_window": None}),
-    "gemma3": (
-        Gemma3Config,
-        {
-            "model_type": "siglip_vision_model",
-            "num_hidden_layers": 3,
-            "num_attention_heads": 2,
-            "hidden_size": 48,
-            "intermediate_size": 52,
-            "patch_size": 4,
-            "image_size": _GEMMAS_LENGTH * MERGE * 4,
-            "vision_use_head": False,
-        },
-        {**SHAPE, **FAMILIES["gemma3"][1], "final_logit_softcapping": None},
-    ),
-}
-KINDS = tuple(_KINDS)
-_OF_128 = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 128, "num_attention_heads": 4}
-_LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "qwen2-vl": (
-        {"embed_dim": 160, "hidden_size": 256},
-        {"hidden_size": 256, "intermediate_size": 320, "rope_parameters": {**_SECTIONS, "mrope_section": [8, 12, 12]}},
-    ),
-    "qwen2.5-vl": (
-        {"hidden_size": 160, "intermediate_size": 212, "out_hidden_size": 256},
-        {"hidden_size": 256, "intermediate_size": 320, "rope_parameters": {**_SECTIONS, "mrope_section": [8, 12, 12]}},
-    ),
-    "qwen3-vl": (
-        {"hidden_size": 144, "intermediate_size": 212, "out_hidden_size": 256},
-        {**_OF_128, "rope_parameters": {**_SECTIONS, "mrope_section": [24, 20, 20], "mrope_interleaved": True}},
-    ),
-    "qwen3.5": (
-        {"hidden_size": 144, "intermediate_size": 212, "out_hidden_size": 256},
-        {
-            **_OF_128,
-            "rope_parameters": {**_IN_PART, "mrope_section": [6, 5, 5]},
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-        },
-    ),
-    "qwen3-vl-moe": (
-        {"hidden_size": 144, "intermediate_size": 212, "out_hidden_size": 256},
-        {**_OF_128, "rope_parameters": {**_SECTIONS, "mrope_section": [24, 20, 20], "mrope_interleaved": True}},
-    ),
-    "mistral3": ({"hidden_size": 128, "intermediate_size": 212}, _OF_128),
-    "gemma3": ({"hidden_size": 144, "intermediate_size": 212}, {**_OF_128, "head_dim": 256}),
-}
-"""Heads of sizes that kernels for GPUs serve: eyes, then the language model."""
 
 
 class Seeing(NamedTuple):
@@ -178,9 +75,9 @@ class Seeing(NamedTuple):
 @functools.cache
 def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
     """Made once. `large`: with heads as GPUs want them."""
-    made, eyes, text = _KINDS[kind]
+    made, eyes, text = SHAPES[kind]
     if large:
-        eyes, text = {**eyes, **_LARGE[kind][0]}, {**text, **_LARGE[kind][1]}
+        eyes, text = {**eyes, **LARGE[kind][0]}, {**text, **LARGE[kind][1]}
     marks = {"mistral3": _PIXTRALS_MARKS, "gemma3": tuple(_GEMMAS_MARKS.values())}.get(kind, _MARKS)
     words = tokenizer(VOCAB_SIZE - len(marks))
     words.add_special_tokens({"additional_special_tokens": list(marks)})
@@ -189,7 +86,7 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
         begin, end, image = mark_ids
         tokens, written = [image], marks[0]
         named = {"boi_token_index": begin, "eoi_token_index": end, "image_token_index": image}
-        named["mm_tokens_per_image"] = _GEMMAS_LENGTH**2
+        named["mm_tokens_per_image"] = GEMMAS_LENGTH**2
     elif kind == "mistral3":
         tokens, written, named = mark_ids, marks[0], {"image_token_index": mark_ids[0]}
     else:
@@ -219,7 +116,7 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
             "min_pixels": (2 * patch) ** 2, "max_pixels": 64 * (2 * patch) ** 2,
         }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    return Seeing(folder, whole, patch, tuple(tokens), _GEMMAS_LENGTH if kind == "gemma3" else 0)
+    return Seeing(folder, whole, patch, tuple(tokens), GEMMAS_LENGTH if kind == "gemma3" else 0)
 
 
 def image_of(rows: int, columns: int, side: int, seed: int) -> NDArray[np.uint8]:

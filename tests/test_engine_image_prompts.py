@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from seeing import BREAK, END, GEMMAS, IMAGE_TOKEN, PAD, PIXTRALS, VOCAB_SIZE, encoded, picture, seeing_checkpoint
+from seeing import BREAK, END, IMAGE_TOKEN, PAD, PIXTRALS, VOCAB_SIZE, encoded, picture, seeing_checkpoint
 from tercet.engine import image_desk, images
 from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
@@ -149,31 +149,6 @@ def test_words_between_rows(tmp_path: Path) -> None:
     assert ids(answer.token_ids) == shape_of(prompt_ids)
     again = desk.submit(msgspec.structs.replace(request, request_id="b"))
     assert (again.prompt_ids, again.images) == (submit.prompt_ids, submit.images)
-
-
-def test_words_around_images(tmp_path: Path) -> None:
-    """Written where images come, and become tokens with the text around."""
-    desk = Desk(seeing_checkpoint(tmp_path, "Gemma3ForConditionalGeneration", {}))
-    around = [*text_ids("\n\n"), BREAK, *[IMAGE_TOKEN] * 4, END, *text_ids("\n\n")]
-    begin, _ = GEMMAS
-    wanted = [*text_ids("<user>see\n"), *around, *around, *text_ids(" and<assistant>")]
-    request = chat("see\n", WIDE, TALL, " and")
-    submit = desk.submit(request)
-    assert shape_of(ids(submit.prompt_ids)) == wanted
-    first = len(text_ids("<user>see\n")) + 3
-    assert [(one.first, one.num_tokens, one.height, one.width) for one in submit.images] == [
-        (first, 4, 56, 56),
-        (first + 10, 4, 56, 56),
-    ]
-    answer = desk.reception.answer(Tokenize("t", request))
-    assert isinstance(answer, Tokenized)
-    assert ids(answer.token_ids) == wanted
-    submit = desk.submit(Generate("b", f"x{begin}", images=(TALL,)))
-    assert shape_of(ids(submit.prompt_ids)) == [*text_ids("x"), *around]
-    alone = desk.submit(Generate("d", f"x{begin}"))
-    assert ids(alone.prompt_ids) == [*text_ids("x"), BREAK]
-    with pytest.raises(Refusal, match=r"has places for 2 images \(token 257\), and 1 came"):
-        desk.submit(Generate("e", f"x{begin}{begin}", images=(TALL,)))
 
 
 def test_texts_are_as_they_were(desk: Desk) -> None:

@@ -1,0 +1,36 @@
+"""What is written around images in a prompt, of a model that wants that: from a client's bytes on."""
+
+from pathlib import Path
+
+import pytest
+
+from seeing import BREAK, END, GEMMAS, IMAGE_TOKEN, seeing_checkpoint
+from tercet.engine.refusal import Refusal
+from tercet.ipc.answers import Tokenized
+from tercet.ipc.messages import Generate, Tokenize
+from test_engine_image_prompts import TALL, WIDE, Desk, chat, ids, shape_of, text_ids
+
+
+def test_words_around_images(tmp_path: Path) -> None:
+    """Written where images come, and become tokens with the text around."""
+    desk = Desk(seeing_checkpoint(tmp_path, "Gemma3ForConditionalGeneration", {}))
+    around = [*text_ids("\n\n"), BREAK, *[IMAGE_TOKEN] * 4, END, *text_ids("\n\n")]
+    begin, _ = GEMMAS
+    wanted = [*text_ids("<user>see\n"), *around, *around, *text_ids(" and<assistant>")]
+    request = chat("see\n", WIDE, TALL, " and")
+    submit = desk.submit(request)
+    assert shape_of(ids(submit.prompt_ids)) == wanted
+    first = len(text_ids("<user>see\n")) + 3
+    assert [(one.first, one.num_tokens, one.height, one.width) for one in submit.images] == [
+        (first, 4, 56, 56),
+        (first + 10, 4, 56, 56),
+    ]
+    answer = desk.reception.answer(Tokenize("t", request))
+    assert isinstance(answer, Tokenized)
+    assert ids(answer.token_ids) == wanted
+    submit = desk.submit(Generate("b", f"x{begin}", images=(TALL,)))
+    assert shape_of(ids(submit.prompt_ids)) == [*text_ids("x"), *around]
+    alone = desk.submit(Generate("d", f"x{begin}"))
+    assert ids(alone.prompt_ids) == [*text_ids("x"), BREAK]
+    with pytest.raises(Refusal, match=r"has places for 2 images \(token 257\), and 1 came"):
+        desk.submit(Generate("e", f"x{begin}{begin}", images=(TALL,)))
