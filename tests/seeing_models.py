@@ -3,6 +3,7 @@
 An image's pixels are what the model gets: nothing here resizes.
 """
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -79,7 +80,7 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
     if large:
         eyes, text = {**eyes, **LARGE[kind][0]}, {**text, **LARGE[kind][1]}
     marks = {"mistral3": _PIXTRALS_MARKS, "gemma3": tuple(_GEMMAS_MARKS.values())}.get(kind, _MARKS)
-    words = tokenizer(VOCAB_SIZE - len(marks))
+    words = copy.deepcopy(tokenizer(VOCAB_SIZE - len(marks)))  # other kinds get other marks
     words.add_special_tokens({"additional_special_tokens": list(marks)})
     mark_ids = words.convert_tokens_to_ids(list(marks))
     if kind == "gemma3":
