@@ -12,8 +12,8 @@ from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import added_tokens
 from tercet.engine.image_settings import TEXT_ALONE
 
-_BEGIN, _END = ("boi_token_index", 255_999), ("eoi_token_index", 256_000)
-"""Fields of config.json, and what they are where it is silent."""
+_FIELDS = {"boi_token_index": 255_999, "eoi_token_index": 256_000}
+"""Of config.json: ids of what stands ahead of an image and behind, and what they are where it is silent."""
 
 
 class Marks(NamedTuple):
@@ -22,7 +22,7 @@ class Marks(NamedTuple):
     word: str
     """Keeps an image's place in a template's text, or a client's."""
     written: str
-    """In its stead: once with the token that the image's tokens take the place of."""
+    """In its stead. It has the token that becomes as many as the image has."""
 
 
 def read_marks(folder: Path, whole: Mapping[str, Any], token_id: int) -> Marks | None:
@@ -32,12 +32,13 @@ def read_marks(folder: Path, whole: Mapping[str, Any], token_id: int) -> Marks |
     if not any(file.exists() for file in files):
         return None
     names = {number: name for file in files for number, name in added_tokens(file)}
+    ids = {field: whole.get(field, usual) for field, usual in _FIELDS.items()} | {"image_token_index": token_id}
     words = []
-    for field, number in (*((name, whole.get(name, usual)) for name, usual in (_BEGIN, _END)), ("image", token_id)):
-        if not isinstance(name := names.get(number), str):
-            raise UnsupportedModel(
-                f"{folder}: its tokenizer has no added token {number!r} ({field}); want one{TEXT_ALONE}"
-            )
-        words.append(name)
+    for field, number in ids.items():
+        word = names.get(number) if isinstance(number, int) else None
+        if not isinstance(word, str):
+            text = f"{folder}: its tokenizer has no added token {number!r} ({field}); want one"
+            raise UnsupportedModel(f"{text}{TEXT_ALONE}")
+        words.append(word)
     begin, end, place = words
     return Marks(begin, f"\n\n{begin}{place}{end}\n\n")

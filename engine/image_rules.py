@@ -140,7 +140,7 @@ def _siglips_sides(
     folder: Path, whole: Mapping[str, Any], file: Path, said: Mapping[str, Any], config: EngineConfig
 ) -> tuple[int, int, OneSize]:
     """The same, and what all images become."""
-    _check_no_bounds(config, file)
+    _check_no_bounds(config, file, "one size")
     where, eye, given = folder / "config.json", _eye(whole), said.get("size")
     patch = _side(eye.get("patch_size"), where, "patch_size") or 16
     side = _side(eye.get("image_size"), where, "image_size") or 224
@@ -195,7 +195,7 @@ def _pixel_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> 
 
 def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> SideBounds:
     """The longest side, or both."""
-    _check_no_bounds(config, file)
+    _check_no_bounds(config, file, "bounds of sides")
     size = said.get("size", _PIXTRALS_SIDE)
     if isinstance(size, Mapping):
         longest = size.get("longest_edge")
@@ -208,10 +208,11 @@ def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> S
     return SideBounds(height, width)
 
 
-def _check_no_bounds(config: EngineConfig, file: Path) -> None:
+def _check_no_bounds(config: EngineConfig, file: Path, wanted: str) -> None:
+    """Of pixels: an operator may say some."""
     if config.mm_processor_kwargs is not None:
-        text = "--mm-processor-kwargs bounds pixels, and this model wants sides"
-        raise UnsupportedModel(f"{text}, as size in {file.name} has them; want no such flag")
+        text = f"--mm-processor-kwargs bounds pixels, and this model wants {wanted}"
+        raise UnsupportedModel(f"{text}, as size in {file.name} says; want no such flag")
 
 
 def _agreed(seen: _Side, prepared: _Side, default: int) -> int:

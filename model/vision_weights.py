@@ -16,10 +16,10 @@ from tercet.model.renamed import Renamed
 from tercet.model.safetensors_files import PLAIN
 from tercet.model.weights import Files, carry_out, check_names, misfit
 
-_BASE = "model."
-_TOWERS = "vision_tower.vision_model."
-"""Some versions of transformers write this where others have a tower's name alone."""
-_PREFIXES = "visual.", "vision_tower.", "multi_modal_projector."
+_BASE, _TOWER = "model.", "vision_tower."
+_PREFIXES = "visual.", _TOWER, "multi_modal_projector."
+_IN_TOWER = f"{_TOWER}vision_model."
+"""Files of Gemma 3 begin so where versions of transformers write a tower's name alone."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def shapes_of(moves: Sequence[Move]) -> Mapping[str, tuple[int, ...]]:
 
 def vision_tensors(whole: Files) -> Files:
     """Those of what looks at images, by the names that they have where nothing is ahead of these."""
-    names = {name.removeprefix(_BASE).replace(_TOWERS, _PREFIXES[1]): name for name in whole.shapes()}
+    names = {name.removeprefix(_BASE).replace(_IN_TOWER, _TOWER): name for name in whole.shapes()}
     return Renamed(whole, {here: name for here, name in names.items() if here.startswith(_PREFIXES)})
 
 

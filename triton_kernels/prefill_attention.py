@@ -48,7 +48,8 @@ def _prefill_kernel(
 ):  # fmt: skip
     """Grid (H, tiles): one program owns one tile of queries of one head, or writes the zeros of a tile of padding.
 
-    `PARTS`: whether tiles are cut by keys too, of which `KEYS` are one, so that a program may own a part.
+    `ends_ptr`: where images end, or None; `PARTS`: whether tiles are cut by keys too, of which `KEYS` are one, so that
+    a program may own a part.
     """
     let_next_start(PDL)
     wait_for_previous(PDL)

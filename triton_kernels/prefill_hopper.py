@@ -238,8 +238,8 @@ def hopper_prefill_kernel(
 ):  # fmt: skip
     """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and `HEADS` heads.
 
-    `PARTS`: whether tiles are cut by keys too; `GROUPS`: warp groups that compute, one or two; `AHEAD`: for how many
-    tiles' queries there is room.
+    `ends_ptr`: where images end, or None; `PARTS`: whether tiles are cut by keys too; `GROUPS`: warp groups that
+    compute, one or two; `AHEAD`: for how many tiles' queries there is room.
     """
     rings, k_parts = make_rings(q_desc, k_desc.dtype, D, STAGES, GROUPS, AHEAD)
     q_ring, _, _, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, _, _ = rings
