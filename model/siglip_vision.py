@@ -18,13 +18,11 @@ _DEFAULTS = {
     "image_size": 224,
     "patch_size": 16,
     "hidden_act": "gelu_pytorch_tanh",
-    "vision_use_head": True,
 }
 _ONLY = {
     "model_type": ("siglip_vision_model",),
     "hidden_act": tuple(ACTIVATIONS),
     "num_channels": (3,),
-    "vision_use_head": (False,),
 }
 _TEXT_SIZE = 2304
 """The language model's, where config.json is silent."""

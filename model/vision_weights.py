@@ -19,6 +19,8 @@ from tercet.model.weights import Files, carry_out, check_names, misfit
 _BASE, _TOWER = "model.", "vision_tower."
 _PREFIXES = "visual.", _TOWER, "multi_modal_projector."
 _IN_TOWER = f"{_TOWER}vision_model."
+_OF_WHOLE = f"{_TOWER}head."
+"""What some towers make of an image as a whole, which is no token's."""
 """Files of Gemma 3 begin so where versions of transformers write a tower's name alone."""
 
 
@@ -88,7 +90,10 @@ def shapes_of(moves: Sequence[Move]) -> Mapping[str, tuple[int, ...]]:
 def vision_tensors(whole: Files) -> Files:
     """Those of what looks at images, by the names that they have where nothing is ahead of these."""
     names = {name.removeprefix(_BASE).replace(_IN_TOWER, _TOWER): name for name in whole.shapes()}
-    return Renamed(whole, {here: name for here, name in names.items() if here.startswith(_PREFIXES)})
+    return Renamed(
+        whole,
+        {here: name for here, name in names.items() if here.startswith(_PREFIXES) and not here.startswith(_OF_WHOLE)},
+    )
 
 
 def fill_vision(moves: Sequence[Move], files: Files) -> None:

@@ -76,7 +76,6 @@ SHAPES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
             "intermediate_size": 52,
             "patch_size": 4,
             "image_size": GEMMAS_LENGTH * MERGE * 4,
-            "vision_use_head": False,
         },
         {**SHAPE, **FAMILIES["gemma3"][1], "final_logit_softcapping": None},
     ),

@@ -22,7 +22,6 @@ KINDS = {
     "qwen3_5": Qwen3_5Config,
 }
 MISTRAL = {"model_type": "mistral"}
-HEADLESS = {"vision_use_head": False}
 
 
 def read(folder: Path, kind: str, vision: object = None, **more: Any) -> VisionConfig:
@@ -85,8 +84,8 @@ def test_what_mistrals_files_say(tmp_path: Path) -> None:
 
 
 def test_where_siglip_is_silent(tmp_path: Path) -> None:
-    theirs = Gemma3Config(vision_config={**HEADLESS, "image_size": 256})
-    ours = read(tmp_path, "gemma3", {**HEADLESS, "image_size": 256})
+    theirs = Gemma3Config(vision_config={"image_size": 256})
+    ours = read(tmp_path, "gemma3", {"image_size": 256})
     tower, text = theirs.vision_config, theirs.text_config
     assert (ours.hidden_size, ours.inner_size, ours.out_size) == (
         tower.hidden_size,
@@ -192,7 +191,6 @@ def test_refusals_of_pixtrals(tmp_path: Path, vision: dict[str, Any], whole: dic
 @pytest.mark.parametrize(
     ("vision", "whole", "message"),
     [
-        ({"vision_use_head": True}, {}, "vision_config.vision_use_head is True, which would change the result"),
         ({"model_type": "pixtral"}, {}, "vision_config.model_type is 'pixtral'"),
         ({"hidden_act": "relu"}, {}, "vision_config.hidden_act is 'relu'"),
         ({"image_size": 250}, {}, "images of 250 pixels a side with patches of 16 become 256 tokens"),
@@ -204,7 +202,7 @@ def test_refusals_of_pixtrals(tmp_path: Path, vision: dict[str, Any], whole: dic
 )
 def test_refusals_of_siglips(tmp_path: Path, vision: dict[str, Any], whole: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        read(tmp_path, "gemma3", {**HEADLESS, "image_size": 256, **vision}, **whole)
+        read(tmp_path, "gemma3", {"image_size": 256, **vision}, **whole)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,6 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             "patch_size": 6,
             "image_size": 36,  # tokens of three patches a side
             "layer_norm_eps": 1e-3,
-            "vision_use_head": False,
             "mm_tokens_per_image": 4,
         },
     ),
