@@ -140,7 +140,9 @@ class Shapes:
         ends = {self._decodes[0], self._decodes[-1]}
         extra = [shape for shape in self._decodes_of(*_EXTRA) if shape.num_decodes in ends]
         deep = [shape for shape in self.for_graphs() if shape.deep and not shape.num_decodes]
-        return list(dict.fromkeys([*self.for_warm_up(), *deep, *self.plain(), *extra]))
+        plain = self.plain()
+        sees = [shape._replace(with_images=True) for shape in plain if self._sees and shape.num_chunks]
+        return list(dict.fromkeys([*self.for_warm_up(), *deep, *plain, *extra, *sees]))
 
     def can_have_graph(self, shape: StepShape) -> bool:
         """Whether a shape may be captured when it is met."""

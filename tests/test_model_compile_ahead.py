@@ -13,6 +13,7 @@ from checkpoints import checkpoint, make_checkpoint
 from covering import long
 from eagle_layers import eagle_checkpoint
 from guessing_layers import guessing_checkpoint
+from seeing_models import seeing
 from tercet.model import compile_ahead as module
 from tercet.model.adapters import Ranks
 from tercet.model.checkpoint import read_config
@@ -22,7 +23,9 @@ from tercet.model.eagle_config import parse_eagle
 from tercet.model.padded_shapes import Shapes
 from tercet.model.runner_settings import GuessSettings
 from tercet.model.scaled_rows import StoredAs
+from tercet.model.step_shape import StepShape
 from tercet.model.trial_shapes import TrialShapes
+from tercet.model.vision_reader import read_vision_config
 from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu
@@ -137,6 +140,21 @@ def test_steps_with_guesses_use_no_others_whatever_their_rows_want(monkeypatch: 
     ahead, trials = launches(steps), TrialShapes(guesses)
     kinds = list(itertools.product((1, 2, 4), *[(False, True)] * 3))
     monkeypatch.setattr(Shapes, "for_compilers", lambda self: [trials.exact(*kind) for kind in kinds])
+    assert launches(steps) <= ahead
+
+
+@pytest.mark.parametrize("kind", ["gemma3", long("qwen3-vl")])
+def test_steps_with_images_use_no_others(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many chunks and tokens come beside them."""
+    folder = seeing(kind, large=True).folder
+    steps = steps_of("llama", max_num_seqs=512, max_num_batched_tokens=8192, max_model_len=8192, most_image_tokens=16)
+    steps = replace(steps, config=read_config(folder), vision=read_vision_config(folder, read_config_json(folder)))
+    ahead, for_graphs = launches(steps), Shapes.for_graphs
+
+    def with_images(shapes: Shapes) -> list[StepShape]:
+        return [shape._replace(with_images=True) for shape in for_graphs(shapes) if shape.num_chunks]
+
+    monkeypatch.setattr(Shapes, "for_compilers", with_images)
     assert launches(steps) <= ahead
 
 
