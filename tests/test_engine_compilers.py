@@ -55,6 +55,7 @@ def test_each_start_compiles_until_one_has_been_through(cache: Path) -> None:
     other.wait(lambda done, of: None)
 
 
+@pytest.mark.long
 def test_they_end_with_who_started_them(cache: Path) -> None:
     spec = msgspec.json.encode(spec_of(config_of("qwen3", max_num_batched_tokens=4096)))
     program = f"""

@@ -83,12 +83,11 @@ def test_a_layer_from_another_checkpoint(options: dict[str, Any], tmp_path: Path
     eagle = eagle_checkpoint(model, tmp_path / "eagle")
     prompts, params = draws()
     with tiny_engine(model) as llm:
-        said = answers(llm, prompts, params)
+        said = answers(llm, prompts[:8], params[:8])
     tries = {"method": "eagle3", "model": str(eagle), "num_speculative_tokens": 3}
     with tiny_engine(model, speculative_config=tries, **options) as llm:
-        assert answers(llm, prompts, params) == said
-        for index in range(3):
-            assert answers(llm, prompts[index : index + 1], params[index : index + 1]) == said[index : index + 1]
+        assert answers(llm, prompts[:8], params[:8]) == said
+        assert answers(llm, prompts[:1], params[:1]) == said[:1]
         assert settled(llm).num_guesses > 0
 
 

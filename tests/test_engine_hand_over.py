@@ -86,6 +86,7 @@ def read_all(connection: socket.socket) -> bytes:
         return b"".join(iter(lambda: connection.recv(2**20), b""))
 
 
+@pytest.mark.long
 def test_who_reads_slowly_gets_all(start: Start) -> None:
     """Who says nothing, or has not said all, is not waited for."""
     with start() as daemon:
