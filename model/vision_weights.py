@@ -19,9 +19,9 @@ from tercet.model.weights import Files, carry_out, check_names, misfit
 _BASE, _TOWER = "model.", "vision_tower."
 _PREFIXES = "visual.", _TOWER, "multi_modal_projector."
 _IN_TOWER = f"{_TOWER}vision_model."
+"""Files of Gemma 3 begin so where versions of transformers write a tower's name alone."""
 _OF_WHOLE = f"{_TOWER}head."
 """What some towers make of an image as a whole, which is no token's."""
-"""Files of Gemma 3 begin so where versions of transformers write a tower's name alone."""
 
 
 @dataclass(frozen=True)
