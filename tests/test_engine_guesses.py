@@ -47,7 +47,10 @@ def cases(nan_memory: None) -> Cases:
 def test_answers_are_those_of_an_engine_that_guesses_nothing(how: str, cases: Cases) -> None:
     prompts, params, said = cases
     with tiny_engine(repetitive(), speculative_config=THREE, **DISTURBED[how]) as llm:
-        assert answers(llm, prompts, params) == said
+        for _ in range(20):  # when guesses begin is a matter of what steps take
+            assert answers(llm, prompts, params) == said
+            if settled(llm).num_right_guesses:
+                break
         for index in range(3):
             assert answers(llm, prompts[index : index + 1], params[index : index + 1]) == said[index : index + 1]
         gauges = settled(llm)
