@@ -20,7 +20,7 @@ from vision_towers import KINDS, OUT, Tower, make_tower, picture, save_tensors
 CPU = torch.device("cpu")
 SIZES = [(6, 4)] if INTERPRETED else [(6, 4), (10, 14), (2, 2)]
 """In patches, where images may have any."""
-TRIED = ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3"] if INTERPRETED else list(KINDS)
+TRIED = ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "internvl-large"] if INTERPRETED else list(KINDS)
 
 
 def config_of(folder: Path, raw: dict[str, Any]) -> VisionConfig:
@@ -36,7 +36,10 @@ def load(tower: Tower, device: torch.device = CPU, dtype: torch.dtype = torch.fl
 
 
 def sizes_of(config: VisionConfig, sizes: list[tuple[int, int]] = SIZES) -> list[tuple[int, int]]:
-    return [(config.length * config.merge,) * 2] if config.length else sizes
+    side = config.length * config.merge
+    if config.tiles:
+        return [(side * count, side) for count in range(1, len(sizes) + 1)]
+    return [(side, side)] if side else sizes
 
 
 def without_breaks(seen: Seen, size: tuple[int, int], config: VisionConfig) -> Seen:
