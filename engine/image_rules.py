@@ -14,12 +14,13 @@ from typing import Any, TypeGuard
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import Breaks, read_breaks
-from tercet.engine.image_marks import Marks, read_marks
+from tercet.engine.image_marks import Marks, read_gemmas_marks, read_internvls_marks
 from tercet.engine.image_settings import TEXT_ALONE, ProcessorSettings
-from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, SizeBounds
+from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, SizeBounds, Tiles
 from tercet.engine.json_file import read_object
 
 _PIXTRAL, _GEMMA = "Mistral3ForConditionalGeneration", "Gemma3ForConditionalGeneration"
+_INTERNVL = "InternVLForConditionalGeneration"
 _IMAGE_TOKENS = {
     "Qwen2VLForConditionalGeneration": 151655,
     "Qwen2_5_VLForConditionalGeneration": 151655,
@@ -29,12 +30,14 @@ _IMAGE_TOKENS = {
     "Qwen3_5MoeForConditionalGeneration": 248056,
     _PIXTRAL: 10,
     _GEMMA: 262144,
+    _INTERNVL: 151667,
 }
 """The architectures that see, and the id that stands for an image where config.json is silent, as in transformers."""
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 """Where no file says how many."""
 _PIXTRALS_SIDE = 1024
 """The same of a family that bounds sides."""
+_MOST_TILES = 64
 _BILINEAR, _BICUBIC = 2, 3
 _WAYS = range(6)
 _ONLY = {"do_resize": True, "do_center_crop": False, "do_pan_and_scan": False}
@@ -110,8 +113,11 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
         sides, sizes = _pixtrals_sides(model_path, whole), _side_bounds(file, said, config)
         return ImageRules(token_id, *sides, sizes, resample, read_breaks(model_path))
     if name == _GEMMA:
-        marks = read_marks(model_path, whole, token_id)
+        marks = read_gemmas_marks(model_path, whole, token_id)
         return ImageRules(token_id, *_siglips_sides(model_path, whole, file, said, config), resample, marks=marks)
+    if name == _INTERNVL:
+        marks = read_internvls_marks(model_path, token_id)
+        return ImageRules(token_id, *_internvits_sides(model_path, whole, file, said, config), resample, marks=marks)
     sides, sizes = _qwens_sides(model_path, whole, file, said), _pixel_bounds(file, said, config)
     return ImageRules(token_id, *sides, sizes, resample)
 
@@ -141,19 +147,48 @@ def _siglips_sides(
 ) -> tuple[int, int, OneSize]:
     """The same, and what all images become."""
     _check_no_bounds(config, file, "one size")
-    where, eye, given = folder / "config.json", _eye(whole), said.get("size")
+    where, eye = folder / "config.json", _eye(whole)
     patch = _side(eye.get("patch_size"), where, "patch_size") or 16
     side = _side(eye.get("image_size"), where, "image_size") or 224
     tokens = _side(whole.get("mm_tokens_per_image"), where, "mm_tokens_per_image") or 256
-    if given not in (None, side, {"height": side, "width": side}):
-        raise UnsupportedModel(
-            f"{file}: size is {given!r}; want height and width {side}, as config.json has it{TEXT_ALONE}"
-        )
+    _check_square(file, said, side)
     length = math.isqrt(tokens)
     if length**2 != tokens or side % (patch * length):
         text = f"{where}: images of {side} pixels a side with patches of {patch} become {tokens} tokens"
         raise UnsupportedModel(f"{text}; want a square of them, each of as many whole patches{TEXT_ALONE}")
     return patch, side // patch // length, OneSize(side, side)
+
+
+def _internvits_sides(
+    folder: Path, whole: Mapping[str, Any], file: Path, said: Mapping[str, Any], config: EngineConfig
+) -> tuple[int, int, Tiles]:
+    """The same of tiles. Whether there are several is the processor's matter, in transformers, whatever
+    crop_to_patches says."""
+    _check_no_bounds(config, file, "tiles of one size")
+    where, eye, name = folder / "config.json", _eye(whole), "image_seq_length"
+    patch = _side(eye.get("patch_size"), where, "patch_size") or 14
+    side = _side(eye.get("image_size"), where, "image_size") or 448
+    _check_square(file, said, side)
+    processor = folder / "processor_config.json"
+    tokens = _agreed((whole.get(name), where, name), (read_object(processor).get(name), processor, name), 256)
+    length = math.isqrt(tokens)
+    if length**2 != tokens or side % (patch * length):
+        text = f"{where}: tiles of {side} pixels a side with patches of {patch} become {tokens} tokens"
+        raise UnsupportedModel(f"{text}; want a square of them, each of as many whole patches{TEXT_ALONE}")
+    least = _side(said.get("min_patches"), file, "min_patches") or 1
+    most = _side(said.get("max_patches"), file, "max_patches") or 12
+    if not least <= most <= _MOST_TILES:
+        text = f"{file}: min_patches is {least} and max_patches {most}; want no more of the first, and {_MOST_TILES}"
+        raise UnsupportedModel(f"{text} at most{TEXT_ALONE}")
+    return patch, side // patch // length, Tiles(side, least, most)
+
+
+def _check_square(file: Path, said: Mapping[str, Any], side: int) -> None:
+    given = said.get("size")
+    if given not in (None, side, {"height": side, "width": side}):
+        raise UnsupportedModel(
+            f"{file}: size is {given!r}; want height and width {side}, as config.json has it{TEXT_ALONE}"
+        )
 
 
 def _eye(whole: Mapping[str, Any]) -> Mapping[str, Any]:
