@@ -109,7 +109,7 @@ class Vision:
         if not H or not W or H % side or W % side:
             raise ValueError(f"pixels: got an image of {H} x {W}, wanted sides that are multiples of {side}")
         only, tiles = self.config.length * side, self.config.tiles
-        if only and (W != only or (H % only if tiles else H != only)):
+        if only and (W - only or (H % only if tiles else H - only)):
             raise ValueError(
                 f"pixels: got an image of {H} x {W}, wanted {'a multiple of ' if tiles else ''}{only} x {only}"
             )

@@ -25,7 +25,6 @@ from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 from tercet.triton_kernels.turn_rows import turn_rows
 
-
 _QK_EPS = 1e-6
 """Of norms of queries and keys, whatever that of others is."""
 

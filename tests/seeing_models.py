@@ -206,8 +206,8 @@ class _WithoutFilms(InternVLProcessor):
     """What prepares films needs what prepares nothing here."""
 
     def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-        if argument_name != "video_processor":
-            return super().check_argument_for_proper_class(argument_name, argument)
+        wanted = argument_name != "video_processor"
+        return super().check_argument_for_proper_class(argument_name, argument) if wanted else None
 
 
 def looked_at(model: Seeing, images: list[Image.Image], **how: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import Breaks
 from tercet.engine.image_marks import Marks
 from tercet.engine.image_rules import ImageRules, load_image_rules
-from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds
+from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, Tiles
 from tercet.model.text_part import WHOLES
 from tercet.model.vision_kinds import KINDS
 
@@ -146,6 +146,55 @@ def test_marks_of_a_tokenizer(tmp_path: Path) -> None:
         rules_of(tmp_path, GEMMA, {})
 
 
+INTERNVL = whole("InternVL", vision_config={"image_size": [448, 448], "patch_size": [14, 14]})
+INTERNVLS_ADDED = [
+    {"id": 151665, "content": "<img>"},
+    {"id": 151666, "content": "</img>"},
+    {"id": 151667, "content": "<IMG_CONTEXT>"},
+]
+TILE = {"size": {"height": 448, "width": 448}}
+
+
+def test_internvls_images_are_tiles(tmp_path: Path) -> None:
+    """Also where a file says none: as in transformers, where that is the processor's matter."""
+    write(tmp_path, tokenizer={"added_tokens": INTERNVLS_ADDED}, processor_config={"image_seq_length": 256})
+    marks = Marks("<IMG_CONTEXT>", "<img><IMG_CONTEXT></img>")
+    for processor in ({}, {**TILE, "crop_to_patches": False, "min_patches": 1, "max_patches": 12, "resample": 3}):
+        rules = rules_of(tmp_path, INTERNVL, processor)
+        assert rules == ImageRules(151667, 14, 2, Tiles(448, 1, 12), marks=marks)
+        assert (rules.most_seen, rules.final_size(100, 100), rules.final_size(31, 5000)) == (
+            13 * 256,
+            (448, 448),
+            (13 * 448, 448),
+        )
+    rules = rules_of(tmp_path, INTERNVL, {**TILE, "min_patches": 2, "max_patches": 6})
+    assert rules is not None
+    assert (rules.sizes, rules.written("a <IMG_CONTEXT>b")) == (Tiles(448, 2, 6), "a <img><IMG_CONTEXT></img>b")
+
+
+def test_marks_of_internvls_tokenizers(tmp_path: Path) -> None:
+    """What stands around an image has the names that a tokenizer's settings give it."""
+    rules = rules_of(tmp_path, INTERNVL, TILE)
+    assert rules is not None
+    assert rules.marks is None
+    write(tmp_path, tokenizer={"added_tokens": [*INTERNVLS_ADDED, {"id": 7, "content": "<begin>"}]})
+    for settings in ({"start_image_token": "<begin>"}, {"extra_special_tokens": {"start_image_token": "<begin>"}}):
+        write(tmp_path, tokenizer_config=settings)
+        rules = rules_of(tmp_path, INTERNVL, TILE)
+        assert rules is not None
+        assert rules.marks == Marks("<IMG_CONTEXT>", "<begin><IMG_CONTEXT></img>")
+    for wrong, words in (
+        ({"end_image_token": "<end>"}, "no added token '<end>' .end_image_token.; want one"),
+        (
+            {"context_image_token": "<img>"},
+            "context_image_token .* is '<img>', and image_token_id names '<IMG_CONTEXT>'",
+        ),
+    ):
+        write(tmp_path, tokenizer_config=wrong)
+        with pytest.raises(UnsupportedModel, match=words):
+            rules_of(tmp_path, INTERNVL, TILE)
+
+
 def test_the_newer_file_counts_and_the_operator_most(tmp_path: Path) -> None:
     rules_of(tmp_path, whole("Qwen3VL"), QWEN2)
     asked = {"mm_processor_kwargs": {"max_pixels": 100_000}}
@@ -192,6 +241,15 @@ def test_files_of_text_and_engines_for_text(tmp_path: Path) -> None:
         (GEMMA, {"size": {"longest_edge": 896}}, "size is .*; want height and width 896"),
         (GEMMA | {"mm_tokens_per_image": 250}, {}, "become 250 tokens; want a square of them"),
         (GEMMA | {"mm_tokens_per_image": 9}, {}, "each of as many whole patches"),
+        (INTERNVL, {"size": {"height": 384, "width": 384}}, "want height and width 448, as config.json has it"),
+        (
+            INTERNVL,
+            {"min_patches": 7, "max_patches": 6},
+            "min_patches is 7 and max_patches 6; want no more of the first",
+        ),
+        (INTERNVL, {"max_patches": 65}, "min_patches is 1 and max_patches 65; .*, and 64 at most"),
+        (INTERNVL, {"max_patches": 0}, "max_patches is 0; want a number of 1 or more"),
+        (INTERNVL | {"image_seq_length": 200}, {}, "become 200 tokens; want a square of them"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, config: dict[str, Any], processor: dict[str, Any], words: str) -> None:
@@ -206,7 +264,7 @@ def test_what_a_processor_says_that_the_model_does_not(tmp_path: Path) -> None:
 
 
 def test_bounds_of_pixels_for_a_model_with_bounds_of_sides(tmp_path: Path) -> None:
-    for config in (MISTRAL, GEMMA):
+    for config in (MISTRAL, GEMMA, INTERNVL):
         with pytest.raises(UnsupportedModel, match="--mm-processor-kwargs bounds pixels"):
             rules_of(tmp_path, config, None, mm_processor_kwargs={"max_pixels": 100_000})
 
@@ -232,5 +290,5 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> No
 
 def test_the_engine_takes_images_of_models_whose_encoder_is_known() -> None:
     """It knows no model, and so has names of its own."""
-    known = {*KINDS, "mistral3", "gemma3"}
+    known = {*KINDS, "mistral3", "gemma3", "internvl"}
     assert set(image_rules._IMAGE_TOKENS) == {name for name, whole in WHOLES.items() if whole.model_type in known}

@@ -179,8 +179,14 @@ class TestFiles:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("kind", "hidden"),
-    [("qwen2_5_vl", 16 * 80), ("qwen3_vl", 16 * 72), ("mistral3", 16 * 64), ("gemma3", 16 * 72)]
-    + [("internvl", 16 * 64), ("internvl-large", 16 * 128)],
+    [
+        ("qwen2_5_vl", 16 * 80),
+        ("qwen3_vl", 16 * 72),
+        ("mistral3", 16 * 64),
+        ("gemma3", 16 * 72),
+        ("internvl", 16 * 64),
+        ("internvl-large", 16 * 128),
+    ],
 )
 def test_on_a_gpu(kind: str, hidden: int, tmp_path: Path) -> None:
     """In bf16, with real heads and windows: as near to fp32 as rounding allows, and the same bits each time."""
