@@ -49,10 +49,9 @@ def read_internvls_marks(folder: Path, token_id: int) -> Marks | None:
     if (other := said.get("context_image_token", place)) != place:
         text = f"{folder}: context_image_token of its tokenizer is {other!r}, and image_token_id names {place!r}"
         raise UnsupportedModel(f"{text}; want the same{TEXT_ALONE}")
-    ids = {name: number for number, name in names.items() if isinstance(name, str)}
     begin, end = (said.get(field, usual) for field, usual in _NAMES.items())
     for field, word in zip(_NAMES, (begin, end), strict=True):
-        if not isinstance(word, str) or word not in ids:
+        if word not in names.values():
             raise UnsupportedModel(_missing(folder, word, field))
     return Marks(place, f"{begin}{place}{end}")
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import msgspec
+
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import Breaks, read_breaks
 from tercet.engine.image_marks import Marks, read_gemmas_marks, read_internvls_marks
-from tercet.engine.image_settings import TEXT_ALONE, ProcessorSettings
+from tercet.engine.image_settings import MOST_TILES, TEXT_ALONE, ProcessorSettings
 from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, SizeBounds, Tiles
 from tercet.engine.json_file import read_object
 
@@ -37,7 +39,6 @@ _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 """Where no file says how many."""
 _PIXTRALS_SIDE = 1024
 """The same of a family that bounds sides."""
-_MOST_TILES = 64
 _BILINEAR, _BICUBIC = 2, 3
 _WAYS = range(6)
 _ONLY = {"do_resize": True, "do_center_crop": False, "do_pan_and_scan": False}
@@ -146,7 +147,7 @@ def _siglips_sides(
     folder: Path, whole: Mapping[str, Any], file: Path, said: Mapping[str, Any], config: EngineConfig
 ) -> tuple[int, int, OneSize]:
     """The same, and what all images become."""
-    _check_no_bounds(config, file, "one size")
+    _check_kwargs(config, "one size")
     where, eye = folder / "config.json", _eye(whole)
     patch = _side(eye.get("patch_size"), where, "patch_size") or 16
     side = _side(eye.get("image_size"), where, "image_size") or 224
@@ -164,7 +165,7 @@ def _internvits_sides(
 ) -> tuple[int, int, Tiles]:
     """The same of tiles. Whether there are several is the processor's matter, in transformers, whatever
     crop_to_patches says."""
-    _check_no_bounds(config, file, "tiles of one size")
+    _check_kwargs(config, "tiles of one size", "min_patches", "max_patches")
     where, eye, name = folder / "config.json", _eye(whole), "image_seq_length"
     patch = _side(eye.get("patch_size"), where, "patch_size") or 14
     side = _side(eye.get("image_size"), where, "image_size") or 448
@@ -175,11 +176,12 @@ def _internvits_sides(
     if length**2 != tokens or side % (patch * length):
         text = f"{where}: tiles of {side} pixels a side with patches of {patch} become {tokens} tokens"
         raise UnsupportedModel(f"{text}; want a square of them, each of as many whole patches{TEXT_ALONE}")
-    least = _side(said.get("min_patches"), file, "min_patches") or 1
-    most = _side(said.get("max_patches"), file, "max_patches") or 12
-    if not least <= most <= _MOST_TILES:
-        text = f"{file}: min_patches is {least} and max_patches {most}; want no more of the first, and {_MOST_TILES}"
-        raise UnsupportedModel(f"{text} at most{TEXT_ALONE}")
+    asked = config.mm_processor_kwargs or ProcessorSettings()
+    least = asked.min_patches or _side(said.get("min_patches"), file, "min_patches") or 1
+    most = asked.max_patches or _side(said.get("max_patches"), file, "max_patches") or 12
+    if not least <= most <= MOST_TILES:
+        text = f"min_patches is {least} and max_patches {most} ({file.name}, --mm-processor-kwargs)"
+        raise UnsupportedModel(f"{text}; want no more of the first, and {MOST_TILES} at most{TEXT_ALONE}")
     return patch, side // patch // length, Tiles(side, least, most)
 
 
@@ -207,6 +209,7 @@ def _processor(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 def _pixel_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> PixelBounds:
     """At least and at most: as the operator says, else as the file does under its older names, or its newer."""
+    _check_kwargs(config, "bounds of pixels", "min_pixels", "max_pixels")
     size = said.get("size")
     size = {"shortest_edge": _MIN_PIXELS, "longest_edge": _MAX_PIXELS} if size is None else size
     if not isinstance(size, Mapping):
@@ -230,7 +233,7 @@ def _pixel_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> 
 
 def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> SideBounds:
     """The longest side, or both."""
-    _check_no_bounds(config, file, "bounds of sides")
+    _check_kwargs(config, "bounds of sides")
     size = said.get("size", _PIXTRALS_SIDE)
     if isinstance(size, Mapping):
         longest = size.get("longest_edge")
@@ -243,11 +246,13 @@ def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> S
     return SideBounds(height, width)
 
 
-def _check_no_bounds(config: EngineConfig, file: Path, wanted: str) -> None:
-    """Of pixels: an operator may say some."""
-    if config.mm_processor_kwargs is not None:
-        text = f"--mm-processor-kwargs bounds pixels, and this model wants {wanted}"
-        raise UnsupportedModel(f"{text}, as size in {file.name} says; want no such flag")
+def _check_kwargs(config: EngineConfig, wanted: str, *fields: str) -> None:
+    """What an operator says is of this kind of model: only `fields`."""
+    said = {} if config.mm_processor_kwargs is None else msgspec.structs.asdict(config.mm_processor_kwargs)
+    for name, value in said.items():
+        if value is not None and name not in fields:
+            text = f"--mm-processor-kwargs: {name} is {value}, and images of this model have {wanted}"
+            raise UnsupportedModel(f"{text}; want {' or '.join(fields) or 'no such flag'}")
 
 
 def _agreed(seen: _Side, prepared: _Side, default: int) -> int:

@@ -92,14 +92,14 @@ class Tiles:
     most: int
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Columns and rows. Of grids alike it is the largest whose pixels are less than twice the image's; or else the
-        smallest."""
+        """Columns and rows. Of grids that fit alike it is the largest whose pixels are less than twice the image's; or
+        else the smallest."""
         counts = range(1, self.most + 1)
         grids = [(columns, rows) for columns in counts for rows in counts]
         grids = sorted((grid for grid in grids if self.least <= math.prod(grid) <= self.most), key=math.prod)
         misfits = [abs(width / height - columns / rows) for columns, rows in grids]
-        least = min(misfits)
-        first, *others = (grid for grid, misfit in zip(grids, misfits, strict=True) if misfit == least)
+        nearest = min(misfits)
+        first, *others = (grid for grid, misfit in zip(grids, misfits, strict=True) if misfit == nearest)
         large = [grid for grid in others if height * width > 0.5 * self.side**2 * math.prod(grid)]
         return large[-1] if large else first
 

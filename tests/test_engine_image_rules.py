@@ -14,7 +14,7 @@ from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import Breaks
 from tercet.engine.image_marks import Marks
 from tercet.engine.image_rules import ImageRules, load_image_rules
-from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, Tiles
+from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds
 from tercet.model.text_part import WHOLES
 from tercet.model.vision_kinds import KINDS
 
@@ -147,52 +147,6 @@ def test_marks_of_a_tokenizer(tmp_path: Path) -> None:
 
 
 INTERNVL = whole("InternVL", vision_config={"image_size": [448, 448], "patch_size": [14, 14]})
-INTERNVLS_ADDED = [
-    {"id": 151665, "content": "<img>"},
-    {"id": 151666, "content": "</img>"},
-    {"id": 151667, "content": "<IMG_CONTEXT>"},
-]
-TILE = {"size": {"height": 448, "width": 448}}
-
-
-def test_internvls_images_are_tiles(tmp_path: Path) -> None:
-    """Also where a file says none: as in transformers, where that is the processor's matter."""
-    write(tmp_path, tokenizer={"added_tokens": INTERNVLS_ADDED}, processor_config={"image_seq_length": 256})
-    marks = Marks("<IMG_CONTEXT>", "<img><IMG_CONTEXT></img>")
-    for processor in ({}, {**TILE, "crop_to_patches": False, "min_patches": 1, "max_patches": 12, "resample": 3}):
-        rules = rules_of(tmp_path, INTERNVL, processor)
-        assert rules == ImageRules(151667, 14, 2, Tiles(448, 1, 12), marks=marks)
-        assert (rules.most_seen, rules.final_size(100, 100), rules.final_size(31, 5000)) == (
-            13 * 256,
-            (448, 448),
-            (13 * 448, 448),
-        )
-    rules = rules_of(tmp_path, INTERNVL, {**TILE, "min_patches": 2, "max_patches": 6})
-    assert rules is not None
-    assert (rules.sizes, rules.written("a <IMG_CONTEXT>b")) == (Tiles(448, 2, 6), "a <img><IMG_CONTEXT></img>b")
-
-
-def test_marks_of_internvls_tokenizers(tmp_path: Path) -> None:
-    """What stands around an image has the names that a tokenizer's settings give it."""
-    rules = rules_of(tmp_path, INTERNVL, TILE)
-    assert rules is not None
-    assert rules.marks is None
-    write(tmp_path, tokenizer={"added_tokens": [*INTERNVLS_ADDED, {"id": 7, "content": "<begin>"}]})
-    for settings in ({"start_image_token": "<begin>"}, {"extra_special_tokens": {"start_image_token": "<begin>"}}):
-        write(tmp_path, tokenizer_config=settings)
-        rules = rules_of(tmp_path, INTERNVL, TILE)
-        assert rules is not None
-        assert rules.marks == Marks("<IMG_CONTEXT>", "<begin><IMG_CONTEXT></img>")
-    for wrong, words in (
-        ({"end_image_token": "<end>"}, "no added token '<end>' .end_image_token.; want one"),
-        (
-            {"context_image_token": "<img>"},
-            "context_image_token .* is '<img>', and image_token_id names '<IMG_CONTEXT>'",
-        ),
-    ):
-        write(tmp_path, tokenizer_config=wrong)
-        with pytest.raises(UnsupportedModel, match=words):
-            rules_of(tmp_path, INTERNVL, TILE)
 
 
 def test_the_newer_file_counts_and_the_operator_most(tmp_path: Path) -> None:
@@ -245,9 +199,9 @@ def test_files_of_text_and_engines_for_text(tmp_path: Path) -> None:
         (
             INTERNVL,
             {"min_patches": 7, "max_patches": 6},
-            "min_patches is 7 and max_patches 6; want no more of the first",
+            "min_patches is 7 and max_patches 6 .*; want no more of the first",
         ),
-        (INTERNVL, {"max_patches": 65}, "min_patches is 1 and max_patches 65; .*, and 64 at most"),
+        (INTERNVL, {"max_patches": 65}, "min_patches is 1 and max_patches 65 .*, and 64 at most"),
         (INTERNVL, {"max_patches": 0}, "max_patches is 0; want a number of 1 or more"),
         (INTERNVL | {"image_seq_length": 200}, {}, "become 200 tokens; want a square of them"),
     ],
@@ -264,9 +218,17 @@ def test_what_a_processor_says_that_the_model_does_not(tmp_path: Path) -> None:
 
 
 def test_bounds_of_pixels_for_a_model_with_bounds_of_sides(tmp_path: Path) -> None:
-    for config in (MISTRAL, GEMMA, INTERNVL):
-        with pytest.raises(UnsupportedModel, match="--mm-processor-kwargs bounds pixels"):
+    for config, words in (
+        (MISTRAL, "sides; want no such"),
+        (GEMMA, "one size"),
+        (INTERNVL, "one size; want min_patches"),
+    ):
+        with pytest.raises(UnsupportedModel, match=f"--mm-processor-kwargs: max_pixels is 100000, and .* {words}"):
             rules_of(tmp_path, config, None, mm_processor_kwargs={"max_pixels": 100_000})
+    with pytest.raises(
+        UnsupportedModel, match=r"max_patches is 3, and .* bounds of pixels; want min_pixels or max_pixels"
+    ):
+        rules_of(tmp_path, whole("Qwen3VL"), QWEN3, mm_processor_kwargs={"max_patches": 3})
 
 
 @pytest.mark.parametrize(
@@ -278,6 +240,7 @@ def test_bounds_of_pixels_for_a_model_with_bounds_of_sides(tmp_path: Path) -> No
         ({"mm_processor_kwargs": {"fps": 2}}, "--mm-processor-kwargs got .*fps"),
         ({"mm_processor_kwargs": {"min_pixels": 0}}, '--mm-processor-kwargs: "min_pixels" is 0'),
         ({"mm_processor_kwargs": {"min_pixels": 9, "max_pixels": 8}}, "min_pixels is 9 and max_pixels 8"),
+        ({"mm_processor_kwargs": {"max_patches": 65}}, '"max_patches" is 65; want 1 to 64'),
         ({"allowed_media_domains": ("example.org",)}, "--allowed-media-domains is about the HTTP door"),
         ({"http": "127.0.0.1:1", "allowed_media_domains": ("https://a",)}, "want the name of a host"),
         ({"http": "127.0.0.1:1", "allowed_local_media_path": "/no/such"}, "which is no folder"),

@@ -1,4 +1,4 @@
-"""What config.json says of InternVL's vision encoder, what transformers assumes where it is silent, and what is refused."""
+"""What config.json says of InternVL's vision encoder, what transformers assumes of it, and what is refused."""
 
 import re
 from pathlib import Path
