@@ -42,6 +42,8 @@ _PIXTRALS_SIDE = 1024
 _BILINEAR, _BICUBIC = 2, 3
 _WAYS = range(6)
 _ONLY = {"do_resize": True, "do_center_crop": False, "do_pan_and_scan": False}
+_ONLY_OF_TILES = {"do_resize": True}
+"""Whose image processor does not read the others."""
 _Side = tuple[object, Path, str]
 """What is given, where, and by which name."""
 
@@ -101,7 +103,7 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
     if not isinstance(name, str) or name not in _IMAGE_TOKENS:
         return None
     file, said = _processor(model_path)
-    for field, only in _ONLY.items():
+    for field, only in (_ONLY_OF_TILES if name == _INTERNVL else _ONLY).items():
         if said.get(field) not in (only, None):
             raise UnsupportedModel(f"{file}: {field} is {said[field]!r}; want {only}{TEXT_ALONE}")
     token_id = whole.get("image_token_id", whole.get("image_token_index", _IMAGE_TOKENS[name]))

@@ -22,7 +22,10 @@ def test_internvls_images_are_tiles(tmp_path: Path) -> None:
     """Also where a file says none: as in transformers, where that is the processor's matter."""
     write(tmp_path, tokenizer={"added_tokens": INTERNVLS_ADDED}, processor_config={"image_seq_length": 256})
     marks = Marks("<IMG_CONTEXT>", "<img><IMG_CONTEXT></img>")
-    for processor in ({}, {**TILE, "crop_to_patches": False, "min_patches": 1, "max_patches": 12, "resample": 3}):
+    for processor in (
+        {},
+        {**TILE, "crop_to_patches": False, "min_patches": 1, "max_patches": 12, "do_center_crop": True},
+    ):
         rules = rules_of(tmp_path, INTERNVL, processor)
         assert rules == ImageRules(151667, 14, 2, Tiles(448, 1, 12), marks=marks)
         assert (rules.most_seen, rules.final_size(100, 100), rules.final_size(31, 5000)) == (
