@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import msgspec
+
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import Breaks, read_breaks
-from tercet.engine.image_marks import Marks, read_marks
-from tercet.engine.image_settings import TEXT_ALONE, ProcessorSettings
-from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, SizeBounds
+from tercet.engine.image_marks import Marks, read_gemmas_marks, read_internvls_marks
+from tercet.engine.image_settings import MOST_TILES, TEXT_ALONE, ProcessorSettings
+from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, SizeBounds, Tiles
 from tercet.engine.json_file import read_object
 
 _PIXTRAL, _GEMMA = "Mistral3ForConditionalGeneration", "Gemma3ForConditionalGeneration"
+_INTERNVL = "InternVLForConditionalGeneration"
 _IMAGE_TOKENS = {
     "Qwen2VLForConditionalGeneration": 151655,
     "Qwen2_5_VLForConditionalGeneration": 151655,
@@ -29,6 +32,7 @@ _IMAGE_TOKENS = {
     "Qwen3_5MoeForConditionalGeneration": 248056,
     _PIXTRAL: 10,
     _GEMMA: 262144,
+    _INTERNVL: 151667,
 }
 """The architectures that see, and the id that stands for an image where config.json is silent, as in transformers."""
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
@@ -38,6 +42,8 @@ _PIXTRALS_SIDE = 1024
 _BILINEAR, _BICUBIC = 2, 3
 _WAYS = range(6)
 _ONLY = {"do_resize": True, "do_center_crop": False, "do_pan_and_scan": False}
+_ONLY_OF_TILES = {"do_resize": True}
+"""Whose image processor does not read the others."""
 _Side = tuple[object, Path, str]
 """What is given, where, and by which name."""
 
@@ -97,7 +103,7 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
     if not isinstance(name, str) or name not in _IMAGE_TOKENS:
         return None
     file, said = _processor(model_path)
-    for field, only in _ONLY.items():
+    for field, only in (_ONLY_OF_TILES if name == _INTERNVL else _ONLY).items():
         if said.get(field) not in (only, None):
             raise UnsupportedModel(f"{file}: {field} is {said[field]!r}; want {only}{TEXT_ALONE}")
     token_id = whole.get("image_token_id", whole.get("image_token_index", _IMAGE_TOKENS[name]))
@@ -110,8 +116,11 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
         sides, sizes = _pixtrals_sides(model_path, whole), _side_bounds(file, said, config)
         return ImageRules(token_id, *sides, sizes, resample, read_breaks(model_path))
     if name == _GEMMA:
-        marks = read_marks(model_path, whole, token_id)
+        marks = read_gemmas_marks(model_path, whole, token_id)
         return ImageRules(token_id, *_siglips_sides(model_path, whole, file, said, config), resample, marks=marks)
+    if name == _INTERNVL:
+        marks = read_internvls_marks(model_path, token_id)
+        return ImageRules(token_id, *_internvits_sides(model_path, whole, file, said, config), resample, marks=marks)
     sides, sizes = _qwens_sides(model_path, whole, file, said), _pixel_bounds(file, said, config)
     return ImageRules(token_id, *sides, sizes, resample)
 
@@ -140,20 +149,50 @@ def _siglips_sides(
     folder: Path, whole: Mapping[str, Any], file: Path, said: Mapping[str, Any], config: EngineConfig
 ) -> tuple[int, int, OneSize]:
     """The same, and what all images become."""
-    _check_no_bounds(config, file, "one size")
-    where, eye, given = folder / "config.json", _eye(whole), said.get("size")
+    _check_kwargs(config, "one size")
+    where, eye = folder / "config.json", _eye(whole)
     patch = _side(eye.get("patch_size"), where, "patch_size") or 16
     side = _side(eye.get("image_size"), where, "image_size") or 224
     tokens = _side(whole.get("mm_tokens_per_image"), where, "mm_tokens_per_image") or 256
-    if given not in (None, side, {"height": side, "width": side}):
-        raise UnsupportedModel(
-            f"{file}: size is {given!r}; want height and width {side}, as config.json has it{TEXT_ALONE}"
-        )
+    _check_square(file, said, side)
     length = math.isqrt(tokens)
     if length**2 != tokens or side % (patch * length):
         text = f"{where}: images of {side} pixels a side with patches of {patch} become {tokens} tokens"
         raise UnsupportedModel(f"{text}; want a square of them, each of as many whole patches{TEXT_ALONE}")
     return patch, side // patch // length, OneSize(side, side)
+
+
+def _internvits_sides(
+    folder: Path, whole: Mapping[str, Any], file: Path, said: Mapping[str, Any], config: EngineConfig
+) -> tuple[int, int, Tiles]:
+    """The same of tiles. Whether there are several is the processor's matter, in transformers, whatever
+    crop_to_patches says."""
+    _check_kwargs(config, "tiles of one size", "min_patches", "max_patches")
+    where, eye, name = folder / "config.json", _eye(whole), "image_seq_length"
+    patch = _side(eye.get("patch_size"), where, "patch_size") or 14
+    side = _side(eye.get("image_size"), where, "image_size") or 448
+    _check_square(file, said, side)
+    processor = folder / "processor_config.json"
+    tokens = _agreed((whole.get(name), where, name), (read_object(processor).get(name), processor, name), 256)
+    length = math.isqrt(tokens)
+    if length**2 != tokens or side % (patch * length):
+        text = f"{where}: tiles of {side} pixels a side with patches of {patch} become {tokens} tokens"
+        raise UnsupportedModel(f"{text}; want a square of them, each of as many whole patches{TEXT_ALONE}")
+    asked = config.mm_processor_kwargs or ProcessorSettings()
+    least = asked.min_patches or _side(said.get("min_patches"), file, "min_patches") or 1
+    most = asked.max_patches or _side(said.get("max_patches"), file, "max_patches") or 12
+    if not least <= most <= MOST_TILES:
+        text = f"min_patches is {least} and max_patches {most} ({file.name}, --mm-processor-kwargs)"
+        raise UnsupportedModel(f"{text}; want no more of the first, and {MOST_TILES} at most{TEXT_ALONE}")
+    return patch, side // patch // length, Tiles(side, least, most)
+
+
+def _check_square(file: Path, said: Mapping[str, Any], side: int) -> None:
+    given = said.get("size")
+    if given not in (None, side, {"height": side, "width": side}):
+        raise UnsupportedModel(
+            f"{file}: size is {given!r}; want height and width {side}, as config.json has it{TEXT_ALONE}"
+        )
 
 
 def _eye(whole: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -172,6 +211,7 @@ def _processor(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 def _pixel_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> PixelBounds:
     """At least and at most: as the operator says, else as the file does under its older names, or its newer."""
+    _check_kwargs(config, "bounds of pixels", "min_pixels", "max_pixels")
     size = said.get("size")
     size = {"shortest_edge": _MIN_PIXELS, "longest_edge": _MAX_PIXELS} if size is None else size
     if not isinstance(size, Mapping):
@@ -195,7 +235,7 @@ def _pixel_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> 
 
 def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> SideBounds:
     """The longest side, or both."""
-    _check_no_bounds(config, file, "bounds of sides")
+    _check_kwargs(config, "bounds of sides")
     size = said.get("size", _PIXTRALS_SIDE)
     if isinstance(size, Mapping):
         longest = size.get("longest_edge")
@@ -208,11 +248,13 @@ def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> S
     return SideBounds(height, width)
 
 
-def _check_no_bounds(config: EngineConfig, file: Path, wanted: str) -> None:
-    """Of pixels: an operator may say some."""
-    if config.mm_processor_kwargs is not None:
-        text = f"--mm-processor-kwargs bounds pixels, and this model wants {wanted}"
-        raise UnsupportedModel(f"{text}, as size in {file.name} says; want no such flag")
+def _check_kwargs(config: EngineConfig, wanted: str, *fields: str) -> None:
+    """What an operator says is of this kind of model: only `fields`."""
+    said = {} if config.mm_processor_kwargs is None else msgspec.structs.asdict(config.mm_processor_kwargs)
+    for name, value in said.items():
+        if value is not None and name not in fields:
+            text = f"--mm-processor-kwargs: {name} is {value}, and images of this model have {wanted}"
+            raise UnsupportedModel(f"{text}; want {' or '.join(fields) or 'no such flag'}")
 
 
 def _agreed(seen: _Side, prepared: _Side, default: int) -> int:

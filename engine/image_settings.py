@@ -10,6 +10,8 @@ import msgspec
 
 _MOST_IMAGES = 256
 _MOST_PIXELS = 2**28
+MOST_TILES = 64
+"""Of an image, but for the small one of all of it."""
 _LIMIT, _KWARGS = "--limit-mm-per-prompt", "--mm-processor-kwargs"
 TEXT_ALONE = f"; {_LIMIT} '{{\"image\": 0}}' serves text alone"
 """What to do where something is wrong with images, and they are not needed."""
@@ -26,10 +28,13 @@ class ImageLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ProcessorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many pixels images have when the model sees them; None: as the checkpoint has it."""
+    """How many pixels images have when the model sees them, or how many tiles; None: as the checkpoint has it."""
 
     min_pixels: int | None = None
     max_pixels: int | None = None
+    min_patches: int | None = None
+    """Tiles, as image processors call them."""
+    max_patches: int | None = None
 
 
 def image_limits(given: object) -> ImageLimits | None:
@@ -46,12 +51,13 @@ def processor_settings(given: object) -> ProcessorSettings | None:
     if given is None:
         return None
     settings = _read(given, ProcessorSettings, _KWARGS, '{"min_pixels": 65536, "max_pixels": 1048576}')
-    for name in ("min_pixels", "max_pixels"):
-        if (value := getattr(settings, name)) is not None:
-            _check(f'{_KWARGS}: "{name}"', value, 1, _MOST_PIXELS)
-    if (settings.min_pixels or 1) > (settings.max_pixels or _MOST_PIXELS):
-        text = f"min_pixels is {settings.min_pixels} and max_pixels {settings.max_pixels}"
-        raise ValueError(f"{_KWARGS}: {text}; want no more of the first")
+    for what, most in (("pixels", _MOST_PIXELS), ("patches", MOST_TILES)):
+        low, high = (getattr(settings, f"{end}_{what}") for end in ("min", "max"))
+        for end, value in (("min", low), ("max", high)):
+            if value is not None:
+                _check(f'{_KWARGS}: "{end}_{what}"', value, 1, most)
+        if (low or 1) > (high or most):
+            raise ValueError(f"{_KWARGS}: min_{what} is {low} and max_{what} {high}; want no more of the first")
     return settings
 
 

@@ -1,6 +1,7 @@
 """How large images become before a model sees them: of whole tokens, near the shape that they have.
 
-Families bound them in two ways, or not at all. Numbers only; as in transformers, to the pixel.
+Families bound them in two ways, or not at all; one cuts them into tiles. Numbers only; as in transformers, to the
+pixel.
 """
 
 import math
@@ -79,4 +80,40 @@ class OneSize:
         return self.height // unit * (self.width // unit)
 
 
-SizeBounds = PixelBounds | SideBounds | OneSize
+@dataclass(frozen=True)
+class Tiles:
+    """An image is stretched over a grid of squares that has nearly its shape, and is cut into these; where they are
+    several, a small one of all of it follows. One below the other they are what the model gets: InternVL."""
+
+    side: int
+    """Of a square, in pixels."""
+    least: int
+    """Squares of a grid."""
+    most: int
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Columns and rows. Of grids that fit alike it is the largest whose pixels are less than twice the image's; or
+        else the smallest."""
+        counts = range(1, self.most + 1)
+        grids = [(columns, rows) for columns in counts for rows in counts]
+        grids = sorted((grid for grid in grids if self.least <= math.prod(grid) <= self.most), key=math.prod)
+        misfits = [abs(width / height - columns / rows) for columns, rows in grids]
+        nearest = min(misfits)
+        first, *others = (grid for grid, misfit in zip(grids, misfits, strict=True) if misfit == nearest)
+        large = [grid for grid in others if height * width > 0.5 * self.side**2 * math.prod(grid)]
+        return large[-1] if large else first
+
+    def final_size(self, height: int, width: int, unit: int) -> tuple[int, int]:
+        """As above."""
+        return self.side * _with_small(math.prod(self.grid(height, width))), self.side
+
+    def most_tokens(self, unit: int) -> int:
+        """As above."""
+        return (self.side // unit) ** 2 * _with_small(self.most)
+
+
+def _with_small(squares: int) -> int:
+    return squares + 1 if squares > 1 else 1
+
+
+SizeBounds = PixelBounds | SideBounds | OneSize | Tiles

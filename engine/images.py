@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tercet.engine.image_rules import ImageRules
+from tercet.engine.image_sizes import Tiles
 from tercet.engine.refusal import short
 from tercet.ipc.images import IMAGE_IDS
 
@@ -69,12 +70,26 @@ def read_image(data: bytes, rules: ImageRules) -> Pixels:
             ImageOps.exif_transpose(image, in_place=True)
             opaque = _opaque(image)
             height, width = _final_size(image.height, image.width, rules)
-            values = opaque.resize((width, height), resample=rules.resample).tobytes()
+            if isinstance(rules.sizes, Tiles):
+                values = _tiled(opaque, rules.sizes, rules.resample)
+            else:
+                values = opaque.resize((width, height), resample=rules.resample).tobytes()
         except ImageRefused:
             raise
         except Exception as error:  # noqa: BLE001  a decoder may raise anything
             raise ImageRefused(f"it cannot be decoded: {short(str(error) or type(error).__name__)}") from None
     return Pixels(height, width, values)
+
+
+def _tiled(image: "Image", tiles: Tiles, resample: int) -> bytes:
+    """Squares row by row, then the small one: each is made of all of the image."""
+    side, (columns, rows) = tiles.side, tiles.grid(image.height, image.width)
+    whole = image.resize((columns * side, rows * side), resample=resample)
+    corners = [(column * side, row * side) for row in range(rows) for column in range(columns)]
+    squares = [whole.crop((left, top, left + side, top + side)) for left, top in corners]
+    if len(squares) > 1:
+        squares.append(image.resize((side, side), resample=resample))
+    return b"".join(square.tobytes() for square in squares)
 
 
 def image_ids(name: bytes, count: int, key: bytes) -> "array[int]":

@@ -135,6 +135,9 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
 def _family(raw: Mapping[str, Any]) -> str:
     architectures = raw.get("architectures")
     by_name = FAMILIES | HEADLESS | CLASSIFIERS
+    if architectures == ["InternVLChatModel"]:
+        wanted = "the same model for transformers, as in OpenGVLab/InternVL3-8B-hf, whose name ends in -hf"
+        raise ValueError(f"config.json: architectures is {architectures!r}, which has code of its own; want {wanted}")
     if not isinstance(architectures, list) or len(architectures) != 1 or str(architectures[0]) not in by_name:
         others = "without a head, such as Qwen3Model, or with one that classifies, as Qwen3ForSequenceClassification"
         supported = f"{', '.join((*FAMILIES, *WHOLES))}, or those {others}"

@@ -3,7 +3,7 @@
 The patches of a token lie together, row by row; tokens as in the image, or window by window. Knows sizes; knows no
 pixels.
 
-Shape suffixes: P patches, N tokens, S windows.
+Shape suffixes: P patches, N tokens, S windows. A tile is a window with one more row than patches.
 """
 
 import itertools
@@ -27,7 +27,9 @@ class ImageGrid:
     ends_S: Tensor
     """Where windows end, if there are any."""
     longest: int
-    """Patches of the largest window."""
+    """Rows of the largest window."""
+    patches_P: Tensor | None
+    """Which of the encoder's rows each patch is, if others are among them."""
     back_N: Tensor | None
     """Which of the encoder's tokens each of the image's is, if they are in another order; -1: a word between rows."""
 
@@ -45,18 +47,26 @@ def image_grid(rows: int, columns: int, config: VisionConfig, device: torch.devi
     row = (order_N // token_columns * merge)[:, None, None] + inside[:, None]
     column = (order_N % token_columns * merge)[:, None, None] + inside[None, :]
     places_P2 = torch.stack(torch.broadcast_tensors(row, column), -1).view(-1, 2)
-    sizes = [part.numel() * merge**2 for part in windows]
+    sizes = [part.numel() * merge**2 + config.tiles for part in windows]
     return ImageGrid(
         places_P2=places_P2.to(device, torch.int32),
         ends_1=torch.tensor([rows * columns], dtype=torch.int32, device=device),
         ends_S=torch.tensor(list(itertools.accumulate(sizes)), dtype=torch.int32, device=device),
         longest=max(sizes),
+        patches_P=_patches(rows * columns, config, device),
         back_N=_back(order_N, token_columns, config, device),
     )
 
 
+def _patches(count: int, config: VisionConfig, device: torch.device) -> Tensor | None:
+    if not config.tiles:
+        return None
+    patches_P = torch.arange(count)
+    return (patches_P + patches_P // config.positions**2 + 1).to(device, torch.int32)
+
+
 def _back(order_N: Tensor, columns: int, config: VisionConfig, device: torch.device) -> Tensor | None:
-    if not config.window and not config.breaks:
+    if (not config.window or config.tiles) and not config.breaks:
         return None
     back_N = order_N.argsort()
     if config.breaks:

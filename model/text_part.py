@@ -15,13 +15,15 @@ from tercet.model.weights import Files
 @dataclass(frozen=True)
 class _Whole:
     """Its model_type and its language model's, then what serves that: an architecture and a model_type. And what
-    transformers assumes of this language model where config.json is silent, unless it is what it always assumes."""
+    transformers assumes of this language model where config.json is silent, unless it is what it always assumes.
+    Last, what it may have instead: by model_type, the architecture that serves it."""
 
     model_type: str
     text_type: str
     architecture: str
     served_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
 _QWEN2_VL = {
@@ -41,8 +43,17 @@ _QWEN3_VL_MOE = {
     "moe_intermediate_size": 1408,
     "norm_topk_prob": True,
 }
+_BESIDE_INTERNVIT = {
+    "gpt_oss": "GptOssForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 WHOLES = {
     "Gemma3ForConditionalGeneration": _Whole("gemma3", "gemma3_text", "Gemma3ForCausalLM", "gemma3_text"),
+    "InternVLForConditionalGeneration": _Whole(
+        "internvl", "qwen2", "Qwen2ForCausalLM", "qwen2", others=_BESIDE_INTERNVIT
+    ),
     "Mistral3ForConditionalGeneration": _Whole("mistral3", "mistral", "MistralForCausalLM", "mistral"),
     "Qwen2VLForConditionalGeneration": _Whole("qwen2_vl", "qwen2_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),
     "Qwen2_5_VLForConditionalGeneration": _Whole(
@@ -84,10 +95,12 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     text = raw.get("text_config")
     if whole.defaults and text is None:  # the first files of Qwen's say all of it on one level
         text = {name: value for name, value in raw.items() if name not in _ABOUT_IMAGES} | {"model_type": None}
-    if not isinstance(text, Mapping) or (text.get("model_type") or whole.text_type) != whole.text_type:
-        raise ValueError(
-            f"config.json: text_config is {text!r}; {architecture} wants one of model_type {whole.text_type!r}"
-        )
+    kinds = {whole.text_type: (whole.architecture, whole.served_type)}
+    kinds |= {kind: (serving, kind) for kind, serving in whole.others.items()}
+    kind = (text.get("model_type") or whole.text_type) if isinstance(text, Mapping) else None
+    if not isinstance(text, Mapping) or kind not in kinds:
+        wanted = " or ".join(map(repr, kinds))
+        raise ValueError(f"config.json: text_config is {text!r}; {architecture} wants one of model_type {wanted}")
     if text.get("final_logit_softcapping") is not None:  # transformers caps those of the language model alone
         raise ValueError(
             f"config.json: final_logit_softcapping is {text['final_logit_softcapping']!r}; supported for "
@@ -97,7 +110,8 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     shared = {name: raw[name] for name in ("dtype", "torch_dtype", "tie_word_embeddings") if raw.get(name) is not None}
     if whole.defaults and text.get("tie_word_embeddings"):
         shared["tie_word_embeddings"] = True
-    alone = {**whole.defaults, **text, **shared, "architectures": [whole.architecture], "model_type": whole.served_type}
+    serving, served_type = kinds[kind]
+    alone = {**whole.defaults, **text, **shared, "architectures": [serving], "model_type": served_type}
     return with_plain_positions(alone)
 
 

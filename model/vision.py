@@ -16,6 +16,7 @@ from torch import Tensor
 from tercet.model.config import ModelConfig
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.image_grid import ImageGrid, image_grid
+from tercet.model.internvl_tower import internvl_weights
 from tercet.model.pixtral_tower import pixtral_weights
 from tercet.model.places import Move
 from tercet.model.qwen_tower import qwen_weights
@@ -30,6 +31,7 @@ from tercet.triton_kernels.axis_turns import axis_turns
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.grid_positions import add_grid_positions
 from tercet.triton_kernels.image_patches import image_patches
+from tercet.triton_kernels.tile_rows import tile_rows
 from tercet.triton_kernels.tuning import ROW_BUCKETS
 
 _GRIDS = 64
@@ -68,11 +70,13 @@ class Vision:
         """Other weights into the tensors there are, while nothing is encoded. ValueError: its tensors do not fit, and
         nothing has been read; or something is wrong with the files."""
         fill_vision(self._moves, files)
+        self._weights.scale()
 
     def draw(self, seed: int) -> None:
         """Random weights."""
         dtype = self._weights.patches.weight_NK.dtype
         carry_out(self._moves, DummyCheckpoint(shapes_of(self._moves), seed, dtype, self._device))
+        self._weights.scale()
 
     def encode(self, pixels_HW3: Tensor) -> Seen:
         """An image's rows. Its sides are multiples of a token's; its pixels are of uint8, on this device."""
@@ -82,15 +86,17 @@ class Vision:
         patches_PK = image_patches(
             pixels_HW3, grid.places_P2, self._normal_23, config.patch, config.frames, patches.weight_NK.dtype
         )
-        stream_PD = self._layers.linear(patches_PK, patches)
-        if self._weights.positions_GD is not None:
-            add_grid_positions(stream_PD, self._weights.positions_GD, grid.places_P2, rows, columns)
+        stream_PD, positions_GD = self._layers.linear(patches_PK, patches), self._weights.positions_GD
+        if positions_GD is not None and self._weights.first_D is not None:
+            stream_PD = tile_rows(stream_PD, self._weights.first_D, positions_GD, grid.places_P2)
+        elif positions_GD is not None:
+            add_grid_positions(stream_PD, positions_GD, grid.places_P2, rows, columns)
         if self._weights.first_norm is not None:
             stream_PD = normed(stream_PD, self._weights.first_norm)
         stream = Stream(stream_PD)
         segments = Segments(grid, self._turns(grid, max(rows, columns)))
         deep = self._layers.run(stream, segments)
-        rows_NO = self._layers.merged(stream.normed(self._weights.merger.norm), self._weights.merger)
+        rows_NO = self._layers.rows(stream, grid)
         return Seen(rows_NO if grid.back_N is None else embedding(grid.back_N, rows_NO), deep)
 
     def tables(self, pixels_HW3: Tensor) -> tuple[ImageGrid, Tensor | None]:
@@ -102,20 +108,30 @@ class Vision:
         (H, W, _), side = pixels_HW3.shape, self.config.side
         if not H or not W or H % side or W % side:
             raise ValueError(f"pixels: got an image of {H} x {W}, wanted sides that are multiples of {side}")
-        if (only := self.config.length * side) and not H == W == only:
-            raise ValueError(f"pixels: got an image of {H} x {W}, wanted {only} x {only}")
+        only, tiles = self.config.length * side, self.config.tiles
+        if only and (W - only or (H % only if tiles else H - only)):
+            raise ValueError(
+                f"pixels: got an image of {H} x {W}, wanted {'a multiple of ' if tiles else ''}{only} x {only}"
+            )
         return H // self.config.patch, W // self.config.patch
 
     def warm_up(self, most_tokens: int) -> None:
         """Encode black images of several sizes, the largest of so many tokens: then the kernels for any number of rows
         up to there are compiled, and the memory that the largest image takes has been had."""
-        each, side = self.config.merge**2, self.config.side
-        if only := self.config.length * side:
-            self.encode(torch.zeros(only, only, 3, dtype=torch.uint8, device=self._device))
-            return
-        counts = {*ROW_BUCKETS, *(bucket // each for bucket in ROW_BUCKETS), most_tokens}
-        for tokens in sorted(count for count in counts if 0 < count <= most_tokens):
-            self.encode(torch.zeros(side, tokens * side, 3, dtype=torch.uint8, device=self._device))
+        for rows, columns in self._telling_sizes(most_tokens):
+            size = rows * self.config.side, columns * self.config.side, 3
+            self.encode(torch.zeros(size, dtype=torch.uint8, device=self._device))
+
+    def _telling_sizes(self, most_tokens: int) -> list[tuple[int, int]]:
+        """Rows and columns of tokens: of images whose products have as many rows as any kernel is chosen by."""
+        each, length, tiles = self.config.merge**2, self.config.length, self.config.tiles
+        if length and not tiles:
+            return [(length, length)]
+        least = (length**2, length**2 * each, length**2 * each + 1) if tiles else (1, each)
+        most = max(most_tokens // least[0], 1)
+        counts = {most, *(bucket // size for bucket in ROW_BUCKETS for size in least)}
+        fitting = sorted(count for count in counts if 0 < count <= most)
+        return [(length * count, length) if tiles else (1, count) for count in fitting]
 
     def _turns(self, grid: ImageGrid, longest: int) -> Tensor | None:
         """Each patch's cosines and sines: half of the frequencies turn by its row, half by its column."""
@@ -138,7 +154,7 @@ class Vision:
 def empty_vision(config: VisionConfig, dtype: torch.dtype, device: torch.device, *, deterministic: bool) -> Vision:
     """One whose weights nobody has filled."""
     places = VisionPlaces(config, dtype, device)
-    of_names = {"pixtral": pixtral_weights, "siglip": siglip_weights}
+    of_names = {"internvl": internvl_weights, "pixtral": pixtral_weights, "siglip": siglip_weights}
     weights = of_names.get(config.names, qwen_weights)(places)
     return Vision(config, weights, places.moves, device, deterministic=deterministic)
 

@@ -36,7 +36,7 @@ class VisionConfig:
     patch_bias: bool
     out_bias: bool
     """Of the products behind the layers."""
-    names: Literal["qwen2", "qwen3", "pixtral", "siglip"]
+    names: Literal["qwen2", "qwen3", "pixtral", "siglip", "internvl"]
     """Whose names its tensors have."""
     theta: float
     """Base of the angles by which queries and keys turn; 0: they do not."""
@@ -65,6 +65,14 @@ class VisionConfig:
     """Of red, green and blue from 0 to 1, which pixels are shifted by."""
     deviation: tuple[float, ...]
     """And then divided by."""
+    tiles: bool = False
+    """An image is one or several squares of that length, one below the other, of which each is looked at by itself,
+    with a row ahead of its patches that is none of theirs."""
+    qkv_bias: bool = True
+    qk_norms: bool = False
+    """Queries of a patch are normed, all heads' as one row, and so are keys."""
+    last_norm: bool = False
+    """Patches are normed behind the layers, before tokens are made of them."""
 
     @property
     def head_dim(self) -> int:

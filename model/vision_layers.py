@@ -2,8 +2,8 @@
 
 Knows weights and kernels; knows no pixels, nor how an image's patches lie.
 
-Shape suffixes: P patches, N tokens of an image, D the encoder's hidden size, E numbers of a token's patches, O the
-language model's hidden size, F inner size, R rotary dimension.
+Shape suffixes: P patches, T rows (patches, and what is ahead of them), N tokens of an image, D the encoder's hidden
+size, E numbers of a token's patches, O the language model's hidden size, F inner size, R rotary dimension.
 """
 
 from typing import NamedTuple
@@ -15,13 +15,18 @@ from tercet.model.linear import linear
 from tercet.model.vision_config import VisionConfig
 from tercet.model.vision_weights import Linear, Merger, Norm, Pooler, VisionLayer, VisionWeights
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
+from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.full_attention import full_attention
 from tercet.triton_kernels.gelu import gelu
 from tercet.triton_kernels.layer_norm import add_layer_norm, layer_norm
 from tercet.triton_kernels.mean_rows import mean_rows
+from tercet.triton_kernels.qk_norm import qk_norm
 from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 from tercet.triton_kernels.turn_rows import turn_rows
+
+_QK_EPS = 1e-6
+"""Of norms of queries and keys, whatever that of others is."""
 
 
 class Segments(NamedTuple):
@@ -79,6 +84,16 @@ class VisionLayers:
                 deep.append(self.merged(normed(joined_NE, merger.norm), merger))
         return tuple(deep)
 
+    def rows(self, stream: Stream, grid: ImageGrid) -> Tensor:
+        """What the language model gets of what layers have made: [N, O]."""
+        merger = self._weights.merger
+        if grid.patches_P is None:
+            return self.merged(stream.normed(merger.norm), merger)
+        last_norm = self._weights.last_norm
+        made_TD = stream.whole() if last_norm is None else stream.normed(last_norm)
+        joined_NE = embedding(grid.patches_P, made_TD).view(-1, len(merger.norm.weight_D))
+        return self.merged(normed(joined_NE, merger.norm), merger)
+
     def merged(self, normed_PD: Tensor, merger: Merger | Pooler) -> Tensor:
         """Of normed patches, or tokens: [N, O]."""
         if isinstance(merger, Pooler):
@@ -95,6 +110,8 @@ class VisionLayers:
     def _attended(self, normed_PD: Tensor, layer: VisionLayer, segments: Segments, index: int) -> Tensor:
         heads, grid = self._config.num_heads, segments.grid
         qkv_PN = self.linear(normed_PD, layer.qkv)
+        if layer.qk_norm_J is not None:
+            qk_norm(qkv_PN, layer.qk_norm_J, len(layer.qk_norm_J) // 2, _QK_EPS)
         if segments.turns_PR is not None:
             turn_rows(qkv_PN, segments.turns_PR, heads)
         ends_S, longest = grid.ends_1, len(qkv_PN)

@@ -33,8 +33,13 @@ class VisionPlaces:
         return Linear(weight_NK, self.vector(f"{name}.bias", len(weight_NK)) if bias else None)
 
     def norm(self, name: str, size: int, eps: float) -> Norm:
-        bias_D = None if self.config.rms_norms else self.vector(f"{name}.bias", size)
-        return Norm(self.vector(f"{name}.weight", size), bias_D, eps)
+        if self.config.rms_norms:
+            return Norm(self.vector(f"{name}.weight", size), None, eps)
+        return self.layer_norm(name, size, eps)
+
+    def layer_norm(self, name: str, size: int, eps: float) -> Norm:
+        """One with a bias, whatever others do."""
+        return Norm(self.vector(f"{name}.weight", size), self.vector(f"{name}.bias", size), eps)
 
     def rms_norm(self, name: str, size: int, eps: float, *, shift: float) -> Norm:
         """One that divides by the root of the mean square, whatever others do, of whose weight files have less: by
@@ -87,6 +92,23 @@ class VisionPlaces:
 
     def vector(self, name: str, size: int) -> Tensor:
         return self.fill(name, self._empty(size))
+
+    def vectors(self, names: Sequence[str], size: int) -> Tensor:
+        """Several, one behind the other."""
+        into_J = self._empty(len(names) * size)
+        for name, part in zip(names, into_J.split(size), strict=True):
+            self.fill(name, part)
+        return into_J
+
+    def scale(self, name: str, size: int) -> Tensor:
+        """In fp32: what is multiplied by it is rounded once."""
+        return self.fill(name, torch.empty(size, dtype=torch.float32, device=self._device))
+
+    def only(self, name: str, rows: int, columns: int) -> Tensor:
+        """A matrix that files have as the only one of a batch."""
+        into = self._empty(rows, columns)
+        self.fill(name, into[None])
+        return into
 
     def channels_first(self, name: str, rows: int, channels: int) -> Linear:
         """Of all patches of a token, of which files have all patches' first numbers first; we have patches one after

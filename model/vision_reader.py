@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tercet.model.internvl_vision import internvl_vision
 from tercet.model.pixtral_vision import pixtral_vision
 from tercet.model.qwen_vision import qwen_vision
 from tercet.model.siglip_vision import siglip_vision
@@ -20,6 +21,8 @@ def read_vision_config(folder: Path, raw: Mapping[str, Any]) -> VisionConfig | N
         return pixtral_vision(raw, image_settings(folder))
     if model_type == "gemma3":
         return siglip_vision(raw, image_settings(folder))
+    if model_type == "internvl":
+        return internvl_vision(raw, image_settings(folder))
     if (kind := KINDS.get(model_type)) is not None:
         return qwen_vision(raw, kind, image_settings(folder))
     return None

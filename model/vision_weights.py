@@ -1,6 +1,6 @@
 """The weights of a vision encoder, and how they are read from a checkpoint. Every rank has all of them.
 
-Which tensors fill which places is in `qwen_tower.py`, `pixtral_tower.py` and `siglip_tower.py`.
+Which tensors fill which places is in `qwen_tower.py`, `pixtral_tower.py`, `siglip_tower.py` and `internvl_tower.py`.
 
 Shape suffixes: N output columns of a product, D the encoder's hidden size, F inner size (filled up), K numbers of a
 patch, E numbers of a token's patches, G positions, O the language model's hidden size.
@@ -47,6 +47,10 @@ class VisionLayer:
     up: Linear
     """[F, D], or [2 F, D]: rows for gates, then the others."""
     down: Linear
+    qk_norm_J: Tensor | None = None
+    """What queries are scaled by when they are normed, all heads' as one row, then keys."""
+    scales: tuple[Tensor, Tensor] | None = None
+    """What files want the results of `o` and of `down` multiplied by: these products have it in them."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,20 @@ class VisionWeights:
     layers: tuple[VisionLayer, ...]
     merger: Merger | Pooler
     deep: tuple[Merger, ...]
+    first_D: Tensor | None = None
+    """What is ahead of the patches of each tile."""
+    last_norm: Norm | None = None
+
+    def scale(self) -> None:
+        """Once all of it has been read: what layers add to the stream is multiplied where it is made, and no kernel
+        has to do it."""
+        for layer in self.layers:
+            if layer.scales is None:
+                continue
+            for product, scale_D in zip((layer.o, layer.down), layer.scales, strict=True):
+                product.weight_NK.copy_(product.weight_NK.float() * scale_D[:, None])
+                if product.bias_N is not None:
+                    product.bias_N.copy_(product.bias_N.float() * scale_D)
 
 
 def shapes_of(moves: Sequence[Move]) -> Mapping[str, tuple[int, ...]]:

@@ -98,8 +98,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         "mm-processor-kwargs",
-        "pixels that images have when the model sees them, whatever the checkpoint wants: JSON such as "
-        '{"min_pixels": 65536, "max_pixels": 1048576}',
+        "pixels that images have when the model sees them, or tiles, whatever the checkpoint wants: JSON such as "
+        '{"min_pixels": 65536, "max_pixels": 1048576}, or {"max_patches": 4}',
         type=json_map,
         metavar="JSON",
     )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from kernel_rows import Row
 from kernel_timing import Stopwatch
-from shapes_vision import gemma3
+from shapes_vision import gemma3, internvl
 from tercet.model.vision import Vision, load_vision
 from tercet.model.vision_config import VisionConfig
 from tercet.model.vision_reader import read_vision_config
@@ -35,11 +35,13 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         ("qwen3_5", {}),
         ("mistral3", {"hidden_act": "silu", "patch_size": 14}),
         ("gemma3", gemma3()["vision_config"]),
+        ("internvl", internvl({"tie_word_embeddings": False, "torch_dtype": "bfloat16"})["vision_config"]),
     ):
         eye = _eye(kind, vision)
         only = eye.config.length * eye.config.side
         for side in (only,) if only else _SIDES:
-            yield _encoder(eye, kind, side)
+            for tiles in (1, 3, 13) if eye.config.tiles else (1,):
+                yield _encoder(eye, kind, side, tiles)
 
 
 def _attention(stopwatch: Stopwatch, dim: int, patches: int, window: int) -> Row:
@@ -90,17 +92,19 @@ def _eye(kind: str, vision: dict[str, Any]) -> Vision:
     return load_vision(None, language, config, torch.bfloat16, torch.device("cuda"))
 
 
-def _encoder(eye: Vision, kind: str, side: int) -> Row:
+def _encoder(eye: Vision, kind: str, side: int, tiles: int) -> Row:
     config = eye.config
     side = side // config.side * config.side
-    pixels = torch.randint(0, 256, (side, side, 3), device="cuda", dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (side * tiles, side, 3), device="cuda", dtype=torch.uint8)
     eye.encode(pixels)  # how its patches lie is worked out on the host
-    patches = (side // config.patch) ** 2
+    patches = tiles * (side // config.patch) ** 2
 
     def encode(i: int) -> None:
         eye.encode(pixels)
 
-    return Row(f"eye of {kind}", f"{side}x{side}", encode, 1, 2.0 * _numbers(config), _flops(config, patches), nodes=2)
+    return Row(
+        f"eye of {kind}", f"{side}x{side * tiles}", encode, 1, 2.0 * _numbers(config), _flops(config, patches), nodes=2
+    )
 
 
 def _numbers(config: VisionConfig) -> int:

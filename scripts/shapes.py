@@ -240,6 +240,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-vl-2b": shapes_vision.qwen3_vl(_qwen3(2048, 6144, 28, 16, tied=True)),
     "qwen3-vl-8b": shapes_vision.qwen3_vl(_qwen3(4096, 12288, 36, 32)),
     "gemma-3-4b": shapes_vision.gemma3(),
+    "internvl3.5-8b": shapes_vision.internvl(_qwen3(4096, 12288, 36, 32)),
     "qwen3.5-9b-seeing": shapes_vision.qwen3_5_seeing(shapes_delta.SHAPES["qwen3.5-9b"]),
 }
 
@@ -260,8 +261,11 @@ def write_shape(name: str, folder: Path) -> Path:
         raise ValueError(f"shape {name!r} is unknown; want one of {', '.join(SHAPES)}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2), encoding="utf-8")
-    marks = tuple(SHAPES[name][field] for field in _MARKS if field in SHAPES[name])
-    tokenizer = _made_up_tokenizer(_num_words(SHAPES[name]), marks)
+    ids = [SHAPES[name][field] for field in _MARKS if field in SHAPES[name]]
+    marks = {mark_id: f"<|mark {mark_id}|>" for mark_id in ids}
+    if SHAPES[name].get("model_type") == "internvl":
+        marks |= shapes_vision.INTERNVLS_WORDS
+    tokenizer = _made_up_tokenizer(_num_words(SHAPES[name]), tuple(marks.items()))
     (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     return folder
 
@@ -272,16 +276,15 @@ def _num_words(shape: dict[str, Any]) -> int:
 
 
 @functools.cache
-def _made_up_tokenizer(vocab_size: int, mark_ids: tuple[int, ...]) -> str:
+def _made_up_tokenizer(vocab_size: int, marks: tuple[tuple[int, str], ...]) -> str:
     """A byte-level tokenizer with a word for each id: a letter for the first ones, then a space and a number; and
     marks, which are no words."""
     letters = pre_tokenizers.ByteLevel.alphabet()
     words = [*letters, *(f"\u0120{index}" for index in range(vocab_size - len(letters)))]
-    marks = {mark_id: f"<|mark {mark_id}|>" for mark_id in mark_ids}
-    for mark_id, mark in marks.items():
+    for mark_id, mark in marks:
         words[mark_id] = mark
     tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks.values()])
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for _, mark in marks])
     return str(tokenizer.to_str())

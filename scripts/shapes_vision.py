@@ -19,6 +19,9 @@ _EYE_OF_QWEN3: dict[str, Any] = {
 GEMMAS_MARKS = {"boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144}
 """Words around an image, and what its tokens take the place of."""
 
+INTERNVLS_WORDS = {151669: "<img>", 151670: "</img>"}
+"""The same of a tokenizer whose settings are silent."""
+
 
 def qwen3_vl(dense: dict[str, Any]) -> dict[str, Any]:
     """Of a language model of Qwen3's."""
@@ -65,6 +68,22 @@ def gemma3() -> dict[str, Any]:
     }
     kind = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106]}
     return {**_whole(kind, text, "gemma3_text", eye), **GEMMAS_MARKS, "mm_tokens_per_image": 256}
+
+
+def internvl(dense: dict[str, Any]) -> dict[str, Any]:
+    """Of a language model of Qwen3's, with the tower that all but the largest have."""
+    eye = {
+        "attention_bias": True,
+        "hidden_size": 1024,
+        "image_size": [448, 448],
+        "intermediate_size": 4096,
+        "model_type": "internvl_vision",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": [14, 14],
+    }
+    kind = {"architectures": ["InternVLForConditionalGeneration"], "model_type": "internvl", "image_token_id": 151671}
+    return {**_whole(kind, dense, "qwen3", eye), "downsample_ratio": 0.5, "image_seq_length": 256}
 
 
 def _whole(kind: dict[str, Any], text: dict[str, Any], text_kind: str, eye: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_SEEDS = {"gemma2": 1}
+"""Where the usual one makes a model that repeats itself too often."""
 _CORPUS = [
     "A tercet is a group of three lines of verse. The first line asks, the second answers, and the third goes on.",
     "Every request ends in exactly one terminal message, whatever happens on the way from the client and back.",
@@ -40,7 +42,7 @@ def scratch() -> Path:
 @functools.cache
 def checkpoint(family: str) -> Path:
     """A folder as from the hub, of one of FAMILIES: config.json, model.safetensors, tokenizer files."""
-    return make_checkpoint(family, scratch() / family)
+    return make_checkpoint(family, scratch() / family, _SEEDS.get(family, 0))
 
 
 def make_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:

@@ -5,16 +5,23 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tercet.engine.image_rules import ImageRules
-from tercet.engine.image_sizes import OneSize, PixelBounds
+from tercet.engine.image_sizes import OneSize, PixelBounds, Tiles
 
 
 def as_transformers(image: Image.Image, rules: ImageRules) -> np.ndarray[Any, Any]:
     """Height x width x 3, before the numbers are scaled."""
     plain: Any = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
+    if isinstance(rules.sizes, Tiles):
+        squares: Any = {"size": {"height": rules.sizes.side, "width": rules.sizes.side}, "crop_to_patches": True}
+        counts: Any = {"min_patches": rules.sizes.least, "max_patches": rules.sizes.most, "resample": rules.resample}
+        tiles = GotOcr2ImageProcessorPil(**squares, **counts).preprocess(image, **plain)["pixel_values"]
+        tall: np.ndarray[Any, Any] = tiles.transpose(0, 2, 3, 1).reshape(-1, rules.sizes.side, 3).astype(np.uint8)
+        return tall
     if not isinstance(rules.sizes, PixelBounds):
         bounds: Any = {"height": rules.sizes.height, "width": rules.sizes.width}
         side: Any = {"height": rules.factor, "width": rules.factor}  # as its processor asks for

@@ -20,8 +20,10 @@ TEMPLATE = (
 )
 """As Qwen's, with less around it."""
 BREAK, END = 258, 259
-"""Behind rows of an image, where a model has that."""
+"""Behind rows of an image, or ahead of one and behind it, where a model has that."""
+BREAKS = "[IMG_BREAK]", "[IMG_END]"
 GEMMAS = "<start_of_image>", "<end_of_image>"
+INTERNVLS = "<img>", "</img>"
 PIXTRALS = {"patch_size": 14, "size": {"longest_edge": 112}}
 PROCESSOR = {"patch_size": 14, "merge_size": 2, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 16}
 
@@ -32,8 +34,9 @@ def seeing_checkpoint(
     """A token for each byte, the end of sequence, then that of images."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
-    pixtral, gemma = architecture.startswith("Mistral3"), architecture.startswith("Gemma3")
-    names = (PAD, *(("[IMG_BREAK]", "[IMG_END]") if pixtral else GEMMAS if gemma else ()))
+    gemma, around = architecture.startswith("Gemma3"), {"Gemma3": GEMMAS, "InternVL": INTERNVLS, "Mistral3": BREAKS}
+    pixtral, internvl = architecture.startswith("Mistral3"), architecture.startswith("InternVL")
+    names = (PAD, *around.get(architecture.removesuffix("ForConditionalGeneration"), ()))
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     tokenizer.save(str(folder / "tokenizer.json"))
     template = TEMPLATE.replace(PAD, GEMMAS[0]) if gemma else TEMPLATE
@@ -43,6 +46,8 @@ def seeing_checkpoint(
     if gemma:
         eye = {"patch_size": 14, "image_size": 56}
         config |= {"boi_token_index": BREAK, "eoi_token_index": END, "vision_config": eye, "mm_tokens_per_image": 4}
+    if internvl:
+        config |= {"vision_config": {"patch_size": 14, "image_size": 56}, "image_seq_length": 4}
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
     if pixtral:
         (folder / "processor_config.json").write_bytes(b'{"patch_size": 14, "spatial_merge_size": 2}')

@@ -17,14 +17,16 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
     Gemma3Processor,
+    InternVLProcessor,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from checkpoints import randomize, scratch, tokenizer
 from families import VOCAB_SIZE
-from seeing_shapes import GEMMAS_LENGTH, LARGE, MERGE, SHAPES
+from seeing_shapes import GEMMAS_LENGTH, LARGE, MERGE, SHAPES, TILES_LENGTH
 from tercet.ipc.images import IMAGE_IDS, PlacedImage
 
 KINDS = tuple(SHAPES)
@@ -33,6 +35,12 @@ Parts = list[list[int] | NDArray[np.uint8]]
 _MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _PIXTRALS_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 _GEMMAS_MARKS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+_INTERNVLS_MARKS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -53,7 +61,9 @@ class Seeing(NamedTuple):
     tokens: tuple[int, ...]
     """What stands for a token of an image; of some, behind each row, and behind the last."""
     length: int = 0
-    """Tokens along the sides of all images, where these have one size."""
+    """Tokens along the sides of all images, where these have one size, or of tiles."""
+    tiles: bool = False
+    """Images are of several of them."""
 
     @property
     def side(self) -> int:
@@ -62,7 +72,8 @@ class Seeing(NamedTuple):
 
     def image(self, rows: int, columns: int, seed: int) -> NDArray[np.uint8]:
         """So many tokens high and wide, if images can be."""
-        return image_of(self.length or rows, self.length or columns, self.side, seed)
+        tiles = 1 + rows % 3 if self.tiles else 1
+        return image_of(self.length * tiles or rows, self.length or columns, self.side, seed)
 
     def ids(self, height: int, width: int) -> list[int]:
         """What transformers has in the place of an image of so many pixels."""
@@ -79,7 +90,11 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
     made, eyes, text = SHAPES[kind]
     if large:
         eyes, text = {**eyes, **LARGE[kind][0]}, {**text, **LARGE[kind][1]}
-    marks = {"mistral3": _PIXTRALS_MARKS, "gemma3": tuple(_GEMMAS_MARKS.values())}.get(kind, _MARKS)
+    marks = {
+        "gemma3": tuple(_GEMMAS_MARKS.values()),
+        "internvl": tuple(_INTERNVLS_MARKS.values()),
+        "mistral3": _PIXTRALS_MARKS,
+    }.get(kind, _MARKS)
     words = copy.deepcopy(tokenizer(VOCAB_SIZE - len(marks)))  # other kinds get other marks
     words.add_special_tokens({"additional_special_tokens": list(marks)})
     mark_ids = words.convert_tokens_to_ids(list(marks))
@@ -88,6 +103,9 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
         tokens, written = [image], marks[0]
         named = {"boi_token_index": begin, "eoi_token_index": end, "image_token_index": image}
         named["mm_tokens_per_image"] = GEMMAS_LENGTH**2
+    elif kind == "internvl":
+        tokens, written = mark_ids[2:3], marks[2]
+        named = {"image_token_id": mark_ids[2], "image_seq_length": TILES_LENGTH**2}
     elif kind == "mistral3":
         tokens, written, named = mark_ids, marks[0], {"image_token_index": mark_ids[0]}
     else:
@@ -108,6 +126,10 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
     if kind == "gemma3":
         size = {"height": eyes["image_size"], "width": eyes["image_size"]}
         settings |= {"image_processor_type": "Gemma3ImageProcessor", "size": size}
+    elif kind == "internvl":
+        size = {"height": eyes["image_size"], "width": eyes["image_size"]}
+        settings |= {"image_processor_type": "GotOcr2ImageProcessor", "size": size, "max_patches": 3}
+        (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": TILES_LENGTH**2}))
     elif kind == "mistral3":
         settings |= {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 60}}
         (folder / "processor_config.json").write_text(json.dumps({"patch_size": patch, "spatial_merge_size": MERGE}))
@@ -117,7 +139,8 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
             "min_pixels": (2 * patch) ** 2, "max_pixels": 64 * (2 * patch) ** 2,
         }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    return Seeing(folder, whole, patch, tuple(tokens), GEMMAS_LENGTH if kind == "gemma3" else 0)
+    length = {"gemma3": GEMMAS_LENGTH, "internvl": TILES_LENGTH}.get(kind, 0)
+    return Seeing(folder, whole, patch, tuple(tokens), length, kind == "internvl")
 
 
 def image_of(rows: int, columns: int, side: int, seed: int) -> NDArray[np.uint8]:
@@ -158,10 +181,12 @@ def reference_chat(
     words = AutoTokenizer.from_pretrained(model.folder)
     text = words.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     if model.length and images:
-        for name, mark in _GEMMAS_MARKS.items():
+        for name, mark in (_INTERNVLS_MARKS if model.tiles else _GEMMAS_MARKS).items():
             setattr(words, name, mark)
             setattr(words, f"{name}_id", words.convert_tokens_to_ids(mark))
-        prepare = Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(model.folder), words, None, model.length**2)
+        of_pixels = GotOcr2ImageProcessorPil if model.tiles else Gemma3ImageProcessorPil
+        of_prompts = _WithoutFilms if model.tiles else Gemma3Processor
+        prepare = of_prompts(of_pixels.from_pretrained(model.folder), words, image_seq_length=model.length**2)
         made = dict(prepare(images, text, add_special_tokens=False, return_tensors="pt"))
         (ids,) = made.pop("input_ids").tolist()
         return _generated(model, ids, {"pixel_values": made["pixel_values"]}, num_tokens)
@@ -177,10 +202,22 @@ def reference_chat(
     return _generated(model, ids, seen, num_tokens)
 
 
+class _WithoutFilms(InternVLProcessor):
+    """What prepares films needs what prepares nothing here."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        wanted = argument_name != "video_processor"
+        return super().check_argument_for_proper_class(argument_name, argument) if wanted else None
+
+
 def looked_at(model: Seeing, images: list[Image.Image], **how: Any) -> dict[str, Any]:
     """As transformers' models are given them."""
     if not images:
         return {}
+    if model.tiles:
+        tiles = [tile for image in images for tile in np.asarray(image).reshape(-1, image.width, image.width, 3)]
+        made = GotOcr2ImageProcessorPil.from_pretrained(model.folder)(tiles, return_tensors="pt", **how)
+        return {"pixel_values": made["pixel_values"]}
     if model.length:
         made = Gemma3ImageProcessorPil.from_pretrained(model.folder)(images, return_tensors="pt", **how)
         return {"pixel_values": made["pixel_values"]}
@@ -195,7 +232,7 @@ def _generated(model: Seeing, ids: list[int], seen: dict[str, Any], num_tokens: 
     ids_1T = torch.tensor([ids])
     if len(model.tokens) == 1:
         kinds = "token_type_ids" if model.length else "mm_token_type_ids"
-        seen = {**seen, kinds: (ids_1T == model.tokens[0]).int()}
+        seen = seen if model.tiles else {**seen, kinds: (ids_1T == model.tokens[0]).int()}
     settings = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.inference_mode():
         out = model.whole.generate(ids_1T, attention_mask=torch.ones_like(ids_1T), **seen, **settings)

@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import (
     Gemma3Config,
+    InternVLConfig,
     Mistral3Config,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
@@ -18,6 +19,8 @@ MERGE = 2
 """Patches of a token's side."""
 GEMMAS_LENGTH = 4
 """Tokens along the side of each of its images, which together are longer than its window."""
+TILES_LENGTH = 3
+"""The same of InternVL's tiles."""
 _SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 _IN_PART = {**_SECTIONS, "mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
 _EYES: dict[str, Any] = {"depth": 3, "num_heads": 2, "spatial_merge_size": MERGE}
@@ -79,6 +82,19 @@ SHAPES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         },
         {**SHAPE, **FAMILIES["gemma3"][1], "final_logit_softcapping": None},
     ),
+    "internvl": (
+        InternVLConfig,
+        {
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "hidden_size": 48,
+            "intermediate_size": 52,
+            "patch_size": 4,
+            "image_size": TILES_LENGTH * MERGE * 4,
+            "attention_bias": True,
+        },
+        {**SHAPE, "model_type": "qwen3", "head_dim": 16},
+    ),
 }
 _OF_128 = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 128, "num_attention_heads": 4}
 LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -109,5 +125,6 @@ LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "mistral3": ({"hidden_size": 128, "intermediate_size": 212}, _OF_128),
     "gemma3": ({"hidden_size": 144, "intermediate_size": 212}, {**_OF_128, "head_dim": 256}),
+    "internvl": ({"hidden_size": 128, "intermediate_size": 212}, _OF_128),
 }
 """Heads of sizes that kernels for GPUs serve: eyes, then the language model."""

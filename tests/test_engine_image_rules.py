@@ -146,6 +146,9 @@ def test_marks_of_a_tokenizer(tmp_path: Path) -> None:
         rules_of(tmp_path, GEMMA, {})
 
 
+INTERNVL = whole("InternVL", vision_config={"image_size": [448, 448], "patch_size": [14, 14]})
+
+
 def test_the_newer_file_counts_and_the_operator_most(tmp_path: Path) -> None:
     rules_of(tmp_path, whole("Qwen3VL"), QWEN2)
     asked = {"mm_processor_kwargs": {"max_pixels": 100_000}}
@@ -192,6 +195,15 @@ def test_files_of_text_and_engines_for_text(tmp_path: Path) -> None:
         (GEMMA, {"size": {"longest_edge": 896}}, "size is .*; want height and width 896"),
         (GEMMA | {"mm_tokens_per_image": 250}, {}, "become 250 tokens; want a square of them"),
         (GEMMA | {"mm_tokens_per_image": 9}, {}, "each of as many whole patches"),
+        (INTERNVL, {"size": {"height": 384, "width": 384}}, "want height and width 448, as config.json has it"),
+        (
+            INTERNVL,
+            {"min_patches": 7, "max_patches": 6},
+            "min_patches is 7 and max_patches 6 .*; want no more of the first",
+        ),
+        (INTERNVL, {"max_patches": 65}, "min_patches is 1 and max_patches 65 .*, and 64 at most"),
+        (INTERNVL, {"max_patches": 0}, "max_patches is 0; want a number of 1 or more"),
+        (INTERNVL | {"image_seq_length": 200}, {}, "become 200 tokens; want a square of them"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, config: dict[str, Any], processor: dict[str, Any], words: str) -> None:
@@ -206,9 +218,17 @@ def test_what_a_processor_says_that_the_model_does_not(tmp_path: Path) -> None:
 
 
 def test_bounds_of_pixels_for_a_model_with_bounds_of_sides(tmp_path: Path) -> None:
-    for config in (MISTRAL, GEMMA):
-        with pytest.raises(UnsupportedModel, match="--mm-processor-kwargs bounds pixels"):
+    for config, words in (
+        (MISTRAL, "sides; want no such"),
+        (GEMMA, "one size"),
+        (INTERNVL, "one size; want min_patches"),
+    ):
+        with pytest.raises(UnsupportedModel, match=f"--mm-processor-kwargs: max_pixels is 100000, and .* {words}"):
             rules_of(tmp_path, config, None, mm_processor_kwargs={"max_pixels": 100_000})
+    with pytest.raises(
+        UnsupportedModel, match=r"max_patches is 3, and .* bounds of pixels; want min_pixels or max_pixels"
+    ):
+        rules_of(tmp_path, whole("Qwen3VL"), QWEN3, mm_processor_kwargs={"max_patches": 3})
 
 
 @pytest.mark.parametrize(
@@ -220,6 +240,7 @@ def test_bounds_of_pixels_for_a_model_with_bounds_of_sides(tmp_path: Path) -> No
         ({"mm_processor_kwargs": {"fps": 2}}, "--mm-processor-kwargs got .*fps"),
         ({"mm_processor_kwargs": {"min_pixels": 0}}, '--mm-processor-kwargs: "min_pixels" is 0'),
         ({"mm_processor_kwargs": {"min_pixels": 9, "max_pixels": 8}}, "min_pixels is 9 and max_pixels 8"),
+        ({"mm_processor_kwargs": {"max_patches": 65}}, '"max_patches" is 65; want 1 to 64'),
         ({"allowed_media_domains": ("example.org",)}, "--allowed-media-domains is about the HTTP door"),
         ({"http": "127.0.0.1:1", "allowed_media_domains": ("https://a",)}, "want the name of a host"),
         ({"http": "127.0.0.1:1", "allowed_local_media_path": "/no/such"}, "which is no folder"),
@@ -232,5 +253,5 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> No
 
 def test_the_engine_takes_images_of_models_whose_encoder_is_known() -> None:
     """It knows no model, and so has names of its own."""
-    known = {*KINDS, "mistral3", "gemma3"}
+    known = {*KINDS, "mistral3", "gemma3", "internvl"}
     assert set(image_rules._IMAGE_TOKENS) == {name for name, whole in WHOLES.items() if whole.model_type in known}

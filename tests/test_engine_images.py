@@ -7,6 +7,10 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+    GotOcr2ImageProcessorPil,
+    get_optimal_tiled_canvas,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -14,7 +18,7 @@ from image_processors import as_transformers
 from seeing import encoded, picture
 from tercet.engine.image_breaks import Breaks
 from tercet.engine.image_rules import ImageRules
-from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds
+from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, Tiles
 from tercet.engine.images import ImageRefused, Pixels, image_ids, read_image, size_of
 from tercet.engine.kept_images import name_of
 from tercet.ipc.images import IMAGE_IDS
@@ -23,6 +27,7 @@ RULES = ImageRules(7, 14, 2, PixelBounds(56 * 56, 28 * 28 * 64))
 WIDE = ImageRules(7, 16, 2, PixelBounds(64 * 64, 32 * 32 * 40))
 PIXTRAL = ImageRules(7, 14, 2, SideBounds(112, 112), breaks=Breaks(8, 9))
 GEMMA = ImageRules(7, 14, 2, OneSize(112, 112), 2)
+INTERNVL = ImageRules(7, 14, 2, Tiles(56, 1, 12))
 
 
 def check(file: bytes, rules: ImageRules = RULES) -> Pixels:
@@ -65,6 +70,23 @@ def test_sizes_of_bounded_sides() -> None:
             assert wanted[0] // unit * (wanted[1] // unit) <= rules.most_seen
 
 
+@pytest.mark.parametrize(("least", "most"), [(1, 12), (1, 1), (3, 5), (1, 40)])
+def test_tiles(least: int, most: int) -> None:
+    """Of small images and large ones, of shapes that have several grids, and of those between two."""
+    random, tiles = np.random.default_rng(0), Tiles(56, least, most)
+    theirs = GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, min_patches=least, max_patches=most)
+    sizes = [tuple(int(2 ** random.uniform(0, 12)) for _ in range(2)) for _ in range(200)]
+    sizes += [
+        (rows * scale, columns * scale) for rows in (1, 2, 3, 5) for columns in (1, 2, 3) for scale in (30, 60, 99)
+    ]
+    for height, width in sizes:
+        columns, rows = tiles.grid(height, width)
+        assert (columns, rows) == get_optimal_tiled_canvas((height, width), (56, 56), least, most)
+        count = theirs.get_number_of_image_patches(height, width, {"crop_to_patches": True})
+        assert tiles.final_size(height, width, 28) == (56 * count, 56)
+        assert 4 * count <= tiles.most_tokens(28)
+
+
 def test_tokens() -> None:
     assert RULES.tokens(56, 84).tolist() == [7] * 6
     assert PIXTRAL.tokens(56, 84).tolist() == [7, 7, 7, 8, 7, 7, 7, 9]
@@ -78,6 +100,7 @@ def test_modes(mode: str) -> None:
         check(file, WIDE if seed % 2 else RULES)
         check(file, PIXTRAL)
         check(file, GEMMA)
+        check(file, INTERNVL)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +120,7 @@ def test_pictures_that_were_taken_sideways(turn: int) -> None:
         for rules in (RULES, PIXTRAL):
             pixels = check(file, rules)
             assert (pixels.height > pixels.width) == (turn in (6, 8))
+        check(file, INTERNVL)
 
 
 def test_what_is_transparent_is_white() -> None:

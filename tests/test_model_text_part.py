@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText, Gemma3Config, Mistral3Config
+from transformers import AutoModelForImageTextToText, Gemma3Config, InternVLConfig, Mistral3Config
 
 from checkpoints import random_prompts, randomize
 from families import FAMILIES, SHAPE
@@ -23,8 +23,10 @@ from tercet.triton_kernels.widen import plain
 _EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 _IMAGE = {"image_size": 28, "patch_size": 14}
 _PIXTRAL = {"model_type": "pixtral", "head_dim": 16, "hidden_act": "silu"}
+_INTERNVIT = {"model_type": "internvl_vision"}
 _KINDS: dict[str, tuple[Any, str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": (Gemma3Config, "gemma3", {"vision_use_head": False}, {"mm_tokens_per_image": 1}),
+    "internvl": (InternVLConfig, "qwen2", _INTERNVIT, {"image_seq_length": 1, "tie_word_embeddings": False}),
     "mistral3": (Mistral3Config, "mistral", _PIXTRAL, {"tie_word_embeddings": False}),
 }
 
@@ -32,28 +34,42 @@ _KINDS: dict[str, tuple[Any, str, dict[str, Any], dict[str, Any]]] = {
 @pytest.fixture(scope="module", params=_KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A folder as from the hub, and what transformers makes of it."""
-    kind, family, eyes, more = _KINDS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, make(folder, request.param, _KINDS[request.param][1])
+
+
+def make(folder: Path, name: str, family: str) -> Any:
+    """With a language model of this family."""
+    kind, _, eyes, more = _KINDS[name]
     text_kind, settings = FAMILIES[family]
     alike = {"final_logit_softcapping": None} if family == "gemma3" else {"tie_word_embeddings": False}
     text = text_kind(**{**SHAPE, **settings, **alike})
     config = kind(text_config=text.to_dict(), vision_config={**_EYES, **_IMAGE, **eyes}, **more)
     whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     randomize(whole, torch.Generator().manual_seed(3))
-    folder = tmp_path_factory.mktemp(request.param)
     whole.save_pretrained(folder)
-    return folder, whole
+    return whole
 
 
 @pytest.mark.parametrize("sees", [True, False])
 def test_logits_are_those_of_the_whole(model: tuple[Path, Any], sees: bool, caplog: pytest.LogCaptureFixture) -> None:
     folder, whole = model
-    (ids,) = random_prompts(1, 40, 40, seed=9)
-    with torch.inference_mode():
-        wanted_TV = whole(input_ids=torch.tensor([ids])).logits[0]
     with caplog.at_level(logging.WARNING):
         opened = open_for(folder, CPU, sees=sees)
     assert (opened.vision is not None) == sees
     assert ("only the language model is served" in caplog.text) != sees
+    check_logits(folder, whole)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "gpt-oss"])
+def test_all_language_models_beside_internvit(family: str, tmp_path: Path) -> None:
+    check_logits(tmp_path, make(tmp_path, "internvl", family))
+
+
+def check_logits(folder: Path, whole: Any) -> None:
+    (ids,) = random_prompts(1, 40, 40, seed=9)
+    with torch.inference_mode():
+        wanted_TV = whole(input_ids=torch.tensor([ids])).logits[0]
     run = Sequences(make_decoder(folder), 1)
     got = [run.step({}, {0: ids[:-3]})[0], *(run.step({0: token}, {})[0] for token in ids[-3:])]
     wanted = wanted_TV[-4:]
@@ -117,7 +133,7 @@ def test_the_type_of_all_is_that_of_the_embedding(model: tuple[Path, Any], tmp_p
     [
         ({"model_type": "gemma2"}, "model_type is 'gemma2'"),
         ({"text_config": None}, "text_config is None"),
-        ({"text_config": {"model_type": "llama"}}, "wants one of model_type"),
+        ({"text_config": {"model_type": "gemma2"}}, "wants one of model_type"),
         ({"text_config": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping is 30.0; supported for"),
     ],
 )
@@ -125,6 +141,13 @@ def test_refusals(model: tuple[Path, Any], changes: dict[str, Any], message: str
     raw = json.loads((model[0] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**raw, **changes}))
     with pytest.raises(ValueError, match=message):
+        read_config(tmp_path)
+
+
+def test_files_with_code_of_their_own(tmp_path: Path) -> None:
+    raw = {"architectures": ["InternVLChatModel"], "model_type": "internvl_chat", "llm_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=r"InternVLChatModel.* want the same model .* whose name ends in -hf"):
         read_config(tmp_path)
 
 

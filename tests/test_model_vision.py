@@ -20,7 +20,7 @@ from vision_towers import KINDS, OUT, Tower, make_tower, picture, save_tensors
 CPU = torch.device("cpu")
 SIZES = [(6, 4)] if INTERPRETED else [(6, 4), (10, 14), (2, 2)]
 """In patches, where images may have any."""
-TRIED = ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3"] if INTERPRETED else list(KINDS)
+TRIED = ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "internvl-large"] if INTERPRETED else list(KINDS)
 
 
 def config_of(folder: Path, raw: dict[str, Any]) -> VisionConfig:
@@ -36,7 +36,10 @@ def load(tower: Tower, device: torch.device = CPU, dtype: torch.dtype = torch.fl
 
 
 def sizes_of(config: VisionConfig, sizes: list[tuple[int, int]] = SIZES) -> list[tuple[int, int]]:
-    return [(config.length * config.merge,) * 2] if config.length else sizes
+    side = config.length * config.merge
+    if config.tiles:
+        return [(side * count, side) for count in range(1, len(sizes) + 1)]
+    return [(side, side)] if side else sizes
 
 
 def without_breaks(seen: Seen, size: tuple[int, int], config: VisionConfig) -> Seen:
@@ -109,9 +112,11 @@ class TestFiles:
         with pytest.raises(ValueError, match=message):
             load(tower)
 
-    def test_other_weights_are_read_into_the_same_places(self, tmp_path: Path) -> None:
-        first, second = (make_tower(tmp_path / str(seed), "qwen3_vl", seed=seed) for seed in (1, 2))
-        vision, pixels = load(first), picture(6, 4, 4)
+    @pytest.mark.parametrize("kind", ["qwen3_vl", "internvl"])
+    def test_other_weights_are_read_into_the_same_places(self, tmp_path: Path, kind: str) -> None:
+        first, second = (make_tower(tmp_path / str(seed), kind, seed=seed) for seed in (1, 2))
+        vision = load(first)
+        pixels = picture(*sizes_of(vision.config)[0], vision.config.patch)
         addresses = [move.into.data_ptr() for move in vision._moves]
         vision.encode(pixels)
         vision.read(SafetensorsCheckpoint(second.folder))
@@ -147,6 +152,18 @@ class TestFiles:
         with pytest.raises(ValueError, match="got an image of 18 x 18, wanted 36 x 36"):
             vision.encode(torch.zeros(18, 18, 3, dtype=torch.uint8))
 
+    def test_what_is_no_tiles(self, tmp_path: Path) -> None:
+        vision = load(make_tower(tmp_path, "internvl"))
+        for rows, columns in ((24, 48), (36, 24)):
+            with pytest.raises(ValueError, match=f"image of {rows} x {columns}, wanted a multiple of 24 x 24"):
+                vision.encode(torch.zeros(rows, columns, 3, dtype=torch.uint8))
+
+    def test_a_tile_has_nothing_of_others(self, tmp_path: Path) -> None:
+        vision = load(make_tower(tmp_path, "internvl"))
+        pixels = picture(12, 4, 6)
+        alone = [vision.encode(tile).rows_NO for tile in pixels.split(24)]
+        torch.testing.assert_close(vision.encode(pixels).rows_NO, torch.cat(alone))
+
     @pytest.mark.parametrize("base", ["", "model."])
     @pytest.mark.parametrize("inside", ["", "vision_model."])
     def test_all_names_of_a_tower(self, tmp_path: Path, base: str, inside: str) -> None:
@@ -162,11 +179,21 @@ class TestFiles:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("kind", "hidden"),
-    [("qwen2_5_vl", 16 * 80), ("qwen3_vl", 16 * 72), ("mistral3", 16 * 64), ("gemma3", 16 * 72)],
+    [
+        ("qwen2_5_vl", 16 * 80),
+        ("qwen3_vl", 16 * 72),
+        ("mistral3", 16 * 64),
+        ("gemma3", 16 * 72),
+        ("internvl", 16 * 64),
+        ("internvl-large", 16 * 128),
+    ],
 )
 def test_on_a_gpu(kind: str, hidden: int, tmp_path: Path) -> None:
     """In bf16, with real heads and windows: as near to fp32 as rounding allows, and the same bits each time."""
-    own = {"num_attention_heads": 16} if kind in ("mistral3", "gemma3") else {"num_heads": 16, "window_size": 112}
+    named = kind in ("mistral3", "gemma3") or kind.startswith("internvl")
+    own = {"num_attention_heads": 16} if named else {"num_heads": 16, "window_size": 112}
+    if kind.startswith("internvl"):
+        own |= {"image_size": 448, "image_seq_length": 256}
     if kind == "gemma3":
         own |= {"image_size": 896, "mm_tokens_per_image": 256}
     tower = make_tower(tmp_path, kind, hidden_size=hidden, intermediate_size=3420, patch_size=14, **own)

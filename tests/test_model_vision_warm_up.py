@@ -22,6 +22,9 @@ _WINDOWS = {"hidden_size": 1280, "depth": 2, "fullatt_block_indexes": [1]}
 _TOWER = {"num_hidden_layers": 2, "hidden_act": "silu", "patch_size": 14}
 _SIGLIP = {"num_hidden_layers": 2, "num_attention_heads": 16, "hidden_size": 1152, "intermediate_size": 4304}
 _SIGLIP |= {"image_size": 896, "patch_size": 14, "vision_use_head": False}
+_INTERNVIT = {"num_hidden_layers": 2, "attention_bias": True}
+_LARGE_INTERNVIT = {"num_hidden_layers": 2, "num_attention_heads": 25, "hidden_size": 3200, "intermediate_size": 12800}
+_LARGE_INTERNVIT |= {"norm_type": "rms_norm", "use_qk_norm": True}
 _DEEP = {"depth": 2, "deepstack_visual_indexes": [0]}
 
 
@@ -32,6 +35,8 @@ _DEEP = {"depth": 2, "deepstack_visual_indexes": [0]}
         ("qwen3_vl", _DEEP, True),
         ("mistral3", _TOWER, False),
         ("gemma3", _SIGLIP, False),
+        ("internvl", _INTERNVIT, False),
+        long("internvl", _LARGE_INTERNVIT, False),
         long("qwen2_5_vl", _WINDOWS, True),
         long("qwen3_vl", _DEEP, False),
         long("qwen2_vl", {"depth": 2}, False),
@@ -49,12 +54,15 @@ def test_no_image_needs_another_kernel(
         asked.add(what)
         return False
 
+    sizes = [(1, 1), (3, 5), (7, 9), (13, 11), (17, 16), (20, 40), (32, 32), (50, 60)]
+    if config.length:
+        counts = range(1, TOKENS // config.length**2 + 1) if config.tiles else [1]
+        sizes = [(config.length * count, config.length) for count in counts]
     with compiling_for(Gpu("NVIDIA H200", 90, 132), claim):
         vision = empty_vision(config, torch.bfloat16, META, deterministic=deterministic)
         vision.warm_up(TOKENS)
         warm = set(asked)
-        sizes = [(1, 1), (3, 5), (7, 9), (13, 11), (17, 16), (20, 40), (32, 32), (50, 60)]
-        for rows, columns in [(config.length,) * 2] if config.length else sizes:
+        for rows, columns in sizes:
             assert rows * columns <= TOKENS
             size = rows * config.side, columns * config.side, 3
             vision.encode(torch.empty(size, dtype=torch.uint8, device=META))

@@ -23,6 +23,7 @@ from tercet.triton_kernels.image_patches import image_patches
 from tercet.triton_kernels.image_rows import IMAGE_IDS, place_image_rows
 from tercet.triton_kernels.layer_norm import add_layer_norm, layer_norm
 from tercet.triton_kernels.mean_rows import mean_rows
+from tercet.triton_kernels.tile_rows import tile_rows
 from tercet.triton_kernels.turn_rows import turn_rows
 
 EPS = 1e-6
@@ -75,6 +76,20 @@ def test_grid_positions(place: Place, rows: int, columns: int, side: int) -> Non
 def test_mean_rows(place: Place, tokens: int, count: int, size: int) -> None:
     x = place.random(tokens * count, size)
     place.check_rounded(mean_rows(x, count), x.double().view(tokens, count, size).mean(1))
+
+
+@pytest.mark.parametrize(("tiles", "side", "size"), [(3, 4, 72), (1, 6, 1024), (2, 1, 8), (0, 2, 8)])
+def test_tile_rows(place: Place, tiles: int, side: int, size: int) -> None:
+    """Of patches in no order within their tile, tiles one below the other."""
+    x, first, table = place.random(tiles * side**2, size), place.random(size), place.random(side**2 + 1, size)
+    each = [places_of(place, side, side) for _ in range(tiles)]
+    below = [within + place.ints([tile * side, 0]) for tile, within in enumerate(each)]
+    got = tile_rows(x, first, table, torch.cat([place.ints([]).view(0, 2), *below]))
+    rows = []
+    for within, patches in zip(each, x.double().split(side**2), strict=False):
+        positions = 1 + within[:, 0].long() * side + within[:, 1].long()
+        rows += [(first.double() + table[0].double())[None], patches + table[positions].double()]
+    place.check_rounded(got, torch.cat(rows) if rows else x.double())
 
 
 @pytest.mark.parametrize("shape", [(1, 1280), (5, 48), (3, 4608), (0, 64)], ids=str)
@@ -213,6 +228,8 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "kind: got 'silu', wanted 'exact' or", lambda: gelu(x, "silu")
     yield "x: got strides [1, 8]", lambda: gelu(x.T, "tanh")
     yield "x: got 4 rows, wanted a multiple of 3", lambda: mean_rows(x, 3)
+    yield "table: got 9 rows, wanted a square and one more", lambda: tile_rows(x, w, torch.zeros(9, 8), ints)
+    yield "x: got 4 rows, wanted a multiple of 9", lambda: tile_rows(x, w, torch.zeros(10, 8), ints)
     yield "qkv: got 24 columns, wanted a multiple of 15", lambda: turn_rows(qkv, x, 5)
     yield "cos_sin: got shape [3, 8], wanted [4, 8]", lambda: turn_rows(qkv, x[:3], 1)
     yield "ends: got torch.int64", lambda: full_attention(qkv, ends.long(), 4, 1, 1.0)

@@ -14,6 +14,7 @@ from tercet.triton_kernels import (
     image_rows,
     layer_norm,
     mean_rows,
+    tile_rows,
     turn_rows,
 )
 from tercet.triton_kernels.compile_only import compiling_for
@@ -78,11 +79,12 @@ def test_pointwise(capability: int) -> None:
         for kind in gelu.KINDS:
             gelu.gelu(x, kind)
         mean_rows.mean_rows(x, 16)
+        tile_rows.tile_rows(x, w, meta(65, 1152), places)
         axis_turns.axis_turns(turns, places, axis, turns)
         turn_rows.turn_rows(qkv, turns, 16)
         for add in (False, True):
             image_rows.place_image_rows(x, ids, x, add=add)
-    assert len(kernels) == 13
+    assert len(kernels) == 14
     for kernel in kernels:
         check(kernel, capability)
 

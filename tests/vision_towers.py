@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import Gemma3Config, Gemma3Model, Mistral3Config, Mistral3Model
+from transformers import Gemma3Config, Gemma3Model, InternVLConfig, InternVLModel, Mistral3Config, Mistral3Model
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
     Qwen2_5_VLVisionConfig,
@@ -30,6 +30,16 @@ _LATER = {
     "out_hidden_size": OUT,
     "num_position_embeddings": 25,
     "patch_size": 4,
+}
+_INTERNVIT = {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 3,
+    "hidden_size": 48,
+    "intermediate_size": 52,
+    "patch_size": 6,
+    "image_size": 24,  # tokens of two patches a side
+    "layer_norm_eps": 1e-3,
+    "image_seq_length": 4,
 }
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen2_vl": (
@@ -79,10 +89,23 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         },
     ),
 }
+KINDS |= {
+    "internvl": (InternVLConfig, InternVLModel, {**_INTERNVIT, "attention_bias": True}),
+    "internvl-large": (  # as those of 38B and more
+        InternVLConfig,
+        InternVLModel,
+        {**_INTERNVIT, "norm_type": "rms_norm", "use_qk_norm": True, "use_mean_pooling": False},
+    ),
+}
 _TEXT = {"model_type": "mistral", "hidden_size": OUT, "rms_norm_eps": 1e-3}
-_INSIDE = {"mistral3": "pixtral", "gemma3": "siglip_vision_model"}
-"""Where the tower alone would lack what makes rows: its model_type."""
-_OF_WHOLE = ("multimodal_projector_bias", "spatial_merge_size", "mm_tokens_per_image")
+_INSIDE = {
+    "mistral3": ("pixtral", "mistral"),
+    "gemma3": ("siglip_vision_model", "gemma3_text"),
+    "internvl": ("internvl_vision", "qwen3"),
+    "internvl-large": ("internvl_vision", "llama"),
+}
+"""Where the tower alone would lack what makes rows: its model_type, and the language model's."""
+_OF_WHOLE = ("multimodal_projector_bias", "spatial_merge_size", "mm_tokens_per_image", "image_seq_length")
 
 
 class Tower(NamedTuple):
@@ -104,6 +127,11 @@ class Tower(NamedTuple):
             normal = (pixels.cpu() / 255 - torch.tensor(mean)) / torch.tensor(deviation)
             with torch.inference_mode():
                 return [self.model.get_image_features(normal.permute(2, 0, 1)[None]).pooler_output[0]]
+        if isinstance(self.model, InternVLModel):
+            normal = (pixels.cpu() / 255 - torch.tensor(mean)) / torch.tensor(deviation)
+            tiles = normal.permute(2, 0, 1).unflatten(1, (-1, normal.shape[1])).transpose(0, 1)
+            with torch.inference_mode():
+                return [self.model.get_image_features(tiles).pooler_output.flatten(0, 1)]
         image = Image.fromarray(pixels.cpu().numpy())
         prepare = Qwen2VLImageProcessorPil(
             patch_size=self.model.config.patch_size, min_pixels=1, max_pixels=10**8,
@@ -121,9 +149,9 @@ def make_tower(folder: Path, kind: str, *, seed: int = 0, base: str = "model.", 
     own = {**usual, **sizes}
     if kind in _INSIDE:
         text = {**_TEXT, "vocab_size": 3, "num_hidden_layers": 1, "intermediate_size": 8, "num_attention_heads": 2}
-        text["model_type"] = "mistral" if kind == "mistral3" else "gemma3_text"
+        tower, text["model_type"] = _INSIDE[kind]
         shared = {name: own.pop(name) for name in _OF_WHOLE if name in own}
-        config = config_class(vision_config={"model_type": _INSIDE[kind], **own}, text_config=text, **shared)
+        config = config_class(vision_config={"model_type": tower, **own}, text_config=text, **shared)
     else:
         config = config_class(**own)
     model = model_class._from_config(config, dtype=torch.float32).eval()
