@@ -12,7 +12,7 @@ from openai import OpenAI
 from checkpoints import reference_greedy
 from covering import long
 from daemon import Daemon, free_port
-from guess_cases import THREE, Cases, answers, draws, settled
+from guess_cases import THREE, Cases, answers, ask_until_some_are_right, draws, settled
 from repetitive_model import CYCLE, FAMILY, repetitive
 from tercet.ipc.messages import SamplingParams
 from whole_engine import bytes_of_pages, generate, tiny_engine
@@ -47,10 +47,7 @@ def cases(nan_memory: None) -> Cases:
 def test_answers_are_those_of_an_engine_that_guesses_nothing(how: str, cases: Cases) -> None:
     prompts, params, said = cases
     with tiny_engine(repetitive(), speculative_config=THREE, **DISTURBED[how]) as llm:
-        for _ in range(20):  # when guesses begin is a matter of what steps take
-            assert answers(llm, prompts, params) == said
-            if settled(llm).num_right_guesses:
-                break
+        ask_until_some_are_right(llm, prompts, params, said)
         for index in range(3):
             assert answers(llm, prompts[index : index + 1], params[index : index + 1]) == said[index : index + 1]
         gauges = settled(llm)
