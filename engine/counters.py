@@ -13,10 +13,13 @@ class Counters:
     prefix_hits: int = 0
     """Tokens of prompts, as are queries."""
     host_hits: int = 0
-    """Those of them whose pages came from the host's memory."""
+    """Those of them whose pages came from the host's memory, or the state behind them."""
     stored: int = 0
     """Pages copied to there, and back."""
     loaded: int = 0
+    stored_states: int = 0
+    """The same of states."""
+    loaded_states: int = 0
     trials: int = 0
     """Of one request in one step, where it had something to guess."""
     guesses: int = 0

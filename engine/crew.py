@@ -118,4 +118,5 @@ def least_limits(limits: Sequence[Limits]) -> Limits:
         num_pages=min(one.num_pages for one in limits),
         max_model_len=min(one.max_model_len for one in limits),
         num_host_pages=min(one.num_host_pages for one in limits),
+        num_host_states=min(one.num_host_states for one in limits),
     )

@@ -28,6 +28,8 @@ class PlannerSettings:
     kept_states: int = 0
     num_host_pages: int = 0
     page_bytes: int = 0
+    num_host_states: int = 0
+    state_bytes: int = 0
     image_tokens: int = 0
     had_other_weights: bool = False
 
@@ -55,7 +57,11 @@ class PlannerSettings:
         had_others = self.had_other_weights or message.other_weights
         limits = message.limits
         return replace(
-            self, num_pages=limits.num_pages, num_host_pages=limits.num_host_pages, had_other_weights=had_others
+            self,
+            num_pages=limits.num_pages,
+            num_host_pages=limits.num_host_pages,
+            num_host_states=limits.num_host_states,
+            had_other_weights=had_others,
         )
 
 
@@ -79,6 +85,8 @@ def make_settings(config: EngineConfig, limits: Limits) -> PlannerSettings:
         kept_states=num_kept_states(config) if limits.state_tile else 0,
         num_host_pages=limits.num_host_pages,
         page_bytes=limits.page_bytes,
+        num_host_states=limits.num_host_states,
+        state_bytes=limits.state_bytes,
         image_tokens=limits.image_tokens,
     )
 

@@ -44,7 +44,8 @@ class Residents:
         self.states = States(settings)
         self.image_tokens = settings.image_tokens
         """0: parts of prompts may end within images."""
-        self.swaps = Swaps(settings.num_host_pages, self.pool, counters) if settings.num_host_pages else None
+        has_host = settings.num_host_pages > 0
+        self.swaps = Swaps(settings.num_host_pages, self.pool, self.states, counters) if has_host else None
         """None: pages that leave the cache are nowhere else."""
         self.running: dict[int, Request] = {}
         """By number."""
@@ -86,9 +87,12 @@ class Residents:
             num_right_guesses=self._counters.right_guesses,
             num_host_pages=self._settings.num_host_pages,
             num_host_hits=self._counters.host_hits,
-            num_stored_bytes=self._counters.stored * self._settings.page_bytes,
-            num_loaded_bytes=self._counters.loaded * self._settings.page_bytes,
+            num_stored_bytes=self._bytes(self._counters.stored, self._counters.stored_states),
+            num_loaded_bytes=self._bytes(self._counters.loaded, self._counters.loaded_states),
         )
+
+    def _bytes(self, num_pages: int, num_states: int) -> int:
+        return num_pages * self._settings.page_bytes + num_states * self._settings.state_bytes
 
     @property
     def num_coming_pages(self) -> int:
@@ -124,9 +128,9 @@ class Residents:
         shares = request.family is not None and bool(request.family.sources)
         if request.has_looked or shares or request.is_suspect or _computes_all(request) or not self.can_admit(request):
             return False
-        cached = self._head(request).pages
-        missing = request.hashes[1 + len(cached) : 1 + (len(request.token_ids) - 1) // self._settings.page_size]
-        return self.swaps.load(request, cached, missing, self._settings.pages(len(request.token_ids)))
+        hashes = request.hashes[1 : 1 + (len(request.token_ids) - 1) // self._settings.page_size]
+        num_pages = self._settings.pages(len(request.token_ids))
+        return self.swaps.load(request, self.pool.find(hashes), hashes, num_pages)
 
     def admit(self, request: Request, now: float, draft: PlanDraft) -> None:
         """It takes a slot, and pages for all that it brings."""

@@ -6,11 +6,12 @@ and what chunks are computed, is decided elsewhere.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tercet.engine.kept_states import KeptStates
 from tercet.engine.plan_draft import PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
+from tercet.engine.state_swaps import StateSwaps
 
 _FAR = 512
 """Tokens, to compute which takes longer than a step more."""
@@ -27,16 +28,26 @@ class States:
         self._stride = math.lcm(settings.page_size, max(self.tile, 1))
         """A chunk and a page end at its multiples: there states are kept."""
         self._kept = KeptStates(settings.max_num_seqs + 1, settings.kept_states)  # slots and padding have the first
+        self.swaps = StateSwaps(settings.num_host_states, self._kept)
+        """Of those that are kept, beside plans."""
         self._reached: dict[int, bytes] = {}
         """Slots whose state is to be kept as the last plan leaves it, and the prefix that it is of."""
 
-    def longest(self, hashes: Sequence[bytes], num_cached: int) -> int:
-        """Tokens behind which a state is kept, of a prefix whose pages hold `num_cached`."""
+    def longest(self, hashes: Sequence[bytes], num_cached: int, is_had: Callable[[bytes], bool] | None = None) -> int:
+        """Tokens behind which a state is kept, or `is_had`, of a prefix whose pages hold `num_cached`."""
+        is_had = is_had or self._kept.__contains__
         if self._are_kept:
             for num_tokens in range(num_cached // self._stride * self._stride, 0, -self._stride):
-                if hashes[num_tokens // self._page_size] in self._kept:
+                if is_had(hashes[num_tokens // self._page_size]):
                     return num_tokens
         return 0
+
+    def span(self, hashes: Sequence[bytes], num_cached: int, num_there: int) -> tuple[int, int]:
+        """Pages behind which a state is kept, of `num_cached`; and those behind which one could be, of as many as are
+        cached or on the host."""
+        size = self._page_size
+        end = self.longest(hashes, num_there * size, self.swaps.could_have)
+        return self.longest(hashes, num_cached * size) // size, end // size
 
     def cuts(self, num_tokens: int, begin: int, num_cached: int) -> list[int]:
         """Where chunks of a prompt of `num_tokens` that is computed from `begin` on shall end, for a state to be kept.
@@ -62,9 +73,13 @@ class States:
     def keep(self, draft: PlanDraft) -> None:
         """The plan in the making copies what the last one left."""
         slot_of = {prefix: slot for slot, prefix in self._reached.items()}
-        draft.kept += [(slot_of[prefix], place) for prefix, place in self._kept.keep(slot_of).items()]
+        given = self._kept.keep(slot_of)
+        draft.kept += [(slot_of[prefix], place) for prefix, place in given.items()]
+        self.swaps.copied(given)
         self._reached.clear()
 
     def restore(self, prefix: bytes, slot: int, draft: PlanDraft) -> None:
         """A request begins from a state that is kept."""
-        draft.restored.append((self._kept.use(prefix), slot))
+        place = self._kept.use(prefix)
+        draft.restored.append((place, slot))
+        self.swaps.used(prefix, place)

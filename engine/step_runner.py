@@ -28,7 +28,7 @@ class Midway(Protocol):
 
 
 class PageSwaps(Protocol):
-    """What copies pages beside a runner's steps, where there is memory of the host for them."""
+    """What copies pages and states beside a runner's steps, where there is memory of the host for them."""
 
     def precede(self, step: Step) -> None:
         """Before a plan begins."""

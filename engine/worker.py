@@ -43,8 +43,8 @@ _NULL_BYTES_PER_TOKEN = 1024
 
 
 class _Made(NamedTuple):
-    """`decoder`: the model that the runner runs, if it has one; `swaps`: of pages, where there is room for them in the
-    host's memory; `places`: for adapters that come and go."""
+    """`decoder`: the model that the runner runs, if it has one; `swaps`: of pages and states, where there is room for
+    them in the host's memory; `places`: for adapters that come and go."""
 
     runner: StepRunner
     decoder: "Decoder | None" = None
@@ -107,6 +107,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> _Made:
     import torch
 
     from tercet.model.host_memory import HostMemory
+    from tercet.model.host_places import divide
     from tercet.model.kv_cache import CPU_BYTES, count_pages, make_kv_cache
     from tercet.model.late_compiles import warn_of_late_compiles
     from tercet.model.memory import kv_cache_bytes
@@ -171,11 +172,17 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> _Made:
     clock.ended("graphs")
     swaps = None
     if room is not None:
-        host_pages = room.pages(decoder.config, config.page_size, cache_dtype, group)
-        swaps = Swaps(kv_cache, host_pages, config.run_ahead)
-        page_bytes = group.size * host_pages[0].nbytes
-        runner.limits = replace(runner.limits, num_host_pages=len(host_pages), page_bytes=page_bytes)
-        link.tell(Phase(f"{len(host_pages)} pages in the host's memory", 1, 1))
+        host = divide(room, kv_cache, states, group)
+        swaps = Swaps(kv_cache, host, config.run_ahead, states)
+        runner.limits = replace(
+            runner.limits,
+            num_host_pages=host.num_pages,
+            page_bytes=group.size * host.page_bytes,
+            num_host_states=host.num_states,
+            state_bytes=group.size * host.state_bytes,
+        )
+        in_words = f"{host.num_pages} pages" + (f" and {host.num_states} states" if host.num_states else "")
+        link.tell(Phase(f"{in_words} in the host's memory", 1, 1))
         clock.ended("host memory")
     if on_gpu:
         warn_of_late_compiles()
@@ -192,10 +199,10 @@ def _load_decoder(
 
     config, on_gpu = link.spec.config, group.device.type == "cuda"
     opened = open_configured(config, link.spec.paths, group.device)
-    if config.kv_offloading_size and opened.config.carried is not None:
+    if config.kv_offloading_size and opened.config.carried is not None and not config.kept_states:
         raise ValueError(
-            "--kv-offloading-size came with a model whose layers carry states, of which no copies are made there; want "
-            "a model that has pages alone, or no such memory"
+            "--kv-offloading-size came with --kept-states 0 and a model whose layers carry states, behind which alone "
+            "pages serve; want one of them"
         )
     if config.deterministic and not on_gpu and opened.dtype.itemsize == 2 and group.rank == 0:
         what = f"--deterministic has no effect in {opened.dtype} on the CPU, where sums follow the batch"

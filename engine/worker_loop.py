@@ -19,7 +19,7 @@ _LULL_SECONDS = 0.05
 
 
 class Copies(NamedTuple):
-    """Of pages, beside the steps, and who tells when they are made."""
+    """Of pages and states, beside the steps, and who tells when they are made."""
 
     swaps: PageSwaps
     answers: AnyAnswers

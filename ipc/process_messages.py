@@ -30,6 +30,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Places in the host's memory, of which each has room for a page of every rank."""
     page_bytes: int = 0
     """What a page takes, on all ranks together."""
+    num_host_states: int = 0
+    """Places there, of which each has room for every rank's part of a state."""
+    state_bytes: int = 0
+    """What a state takes, on all ranks together."""
     image_tokens: int = 0
     """0: chunks of prompts may end within images. Else tokens of an image see each other: so many, all in one chunk."""
 

@@ -174,7 +174,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     num_host_pages: int = 0
     """Places for pages in the host's memory."""
     num_host_hits: int = 0
-    """Of the prompt tokens that were cached, those whose pages came from there."""
+    """Of the prompt tokens that were cached, those whose pages came from there, or the state behind them."""
     num_stored_bytes: int = 0
     """Copied to there since start, and back."""
     num_loaded_bytes: int = 0

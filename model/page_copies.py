@@ -1,10 +1,11 @@
-"""Copies whole pages between the KV cache and the host's memory, of all layers at once.
+"""Copies whole pages between the KV cache and the host's memory, of all layers at once; and states, which lie alike.
 
 On a GPU by its copy engines, through the driver's C interface: PyTorch has no copy of several lines, and a kernel that
 copies takes multiprocessors from the steps beside it. The host's memory has to be pinned.
 
 A page lies in one piece on the host, and here in as many lines as there are layers and parts, each as far from the next
-as all pages take. Whose pages they are is the scheduler's matter.
+as all pages take. Whose pages they are is the scheduler's matter. For a state read page, for its place among those of
+slots: its layers are lines, too.
 """
 
 import ctypes
@@ -20,12 +21,17 @@ _ON_HOST, _ON_DEVICE = 1, 2
 
 
 class PageCopies:
-    """`host_pages`: [place, layer, k/v, kv head, token, dim], pinned piece by piece of `piece` bytes."""
+    """`kv_cache`: [layer, k/v, page, ...]. `host_pages`: [place, layer, k/v, ...], of a memory that is pinned piece by
+    piece of `piece` bytes; what is of one place lies together."""
 
     def __init__(self, kv_cache: Tensor, host_pages: Tensor, piece: int) -> None:
         self._kv_cache, self._host_pages, self._piece = kv_cache, host_pages, piece
         self._num_lines = math.prod(kv_cache.shape[:2])
         self._width = math.prod(kv_cache.shape[3:]) * kv_cache.itemsize
+        self.num_bytes = self._num_lines * self._width
+        """Of a page."""
+        self._first = int(host_pages.storage_offset()) * kv_cache.itemsize
+        self._apart = host_pages.stride(0) * kv_cache.itemsize
         if kv_cache.is_cuda:
             self._copy = ctypes.CDLL("libcuda.so.1").cuMemcpy3DAsync_v2
             self._copy.argtypes = ctypes.POINTER(_Copy), ctypes.c_void_p
@@ -71,8 +77,8 @@ class PageCopies:
         """Of each copy the addresses on the device and on the host, how long its lines are and how many."""
         device = self._kv_cache.data_ptr() + page * self._width
         apart = self._kv_cache.shape[2] * self._width
-        start = place * self._num_lines * self._width
-        host = self._host_pages.data_ptr() + start
+        start = self._first + place * self._apart
+        host = self._host_pages.untyped_storage().data_ptr() + start
         for line, first, width, num_lines in parts_in_pieces(start, self._num_lines, self._width, self._piece):
             yield device + line * apart + first, host + line * self._width + first, width, num_lines
 

@@ -1,10 +1,10 @@
-"""Copies of pages to the host's memory and back, on a stream beside that of the steps.
+"""Copies of pages and states to the host's memory and back, on a stream beside that of the steps.
 
 Neither stream waits for what the other has not begun: a swap says behind which step it is made, a step which swaps it
 is behind, and each rank's streams wait for this rank's own. So the scheduler, which hears of rank 0 alone, may plan
 what comes next, though others may be a little later. On the CPU copies are done when `make` returns.
 
-Whose pages they are, and why they are copied, is the scheduler's matter.
+Whose they are, and why they are copied, is the scheduler's matter.
 """
 
 import queue
@@ -19,11 +19,13 @@ from torch import Tensor
 from tercet.ipc.step_messages import Step
 from tercet.ipc.swap_messages import Swap
 from tercet.model.host_memory import PIECE
+from tercet.model.host_places import HostPlaces
 from tercet.model.landings import DoneMidway, Midway
 from tercet.model.page_copies import PageCopies
+from tercet.model.states import States
 
 _AT_A_TIME = 2**23
-"""Bytes, or a page where that is more."""
+"""Bytes, or a page, or a layer's part of a state, where that is more."""
 _ON_THEIR_WAY = 4
 """Times as much: what is small and in a hurry, as a prompt on its way to the device, waits for no more, 0.7 ms."""
 
@@ -67,10 +69,10 @@ class Swaps:
     stream, would wait for all that is begun.
     """
 
-    def __init__(self, kv_cache: Tensor, host_pages: Tensor, run_ahead: int) -> None:
-        """`host_pages`: as `HostMemory` has them."""
-        self._copies = PageCopies(kv_cache, host_pages, PIECE)
-        self._pages_at_a_time = max(_AT_A_TIME // host_pages[0].nbytes, 1)
+    def __init__(self, kv_cache: Tensor, places: HostPlaces, run_ahead: int, states: States | None = None) -> None:
+        """`states`: where there are places for them."""
+        self._of_pages = [PageCopies(kv_cache, places.pages, PIECE)]
+        self._of_states = [] if states is None else _of_states(states, places)
         self._on_gpu = kv_cache.is_cuda
         self._epoch, self._behind = 0, 0
         """`_behind`: the last swap that steps are behind."""
@@ -133,12 +135,19 @@ class Swaps:
                     made.begun(error)
 
     def _copy(self, swap: Swap) -> Iterator[int]:
-        """A number after each few pages."""
-        pairs: list[list[int]] = np.frombuffer(swap.stores or swap.loads, np.int32).reshape(-1, 2).tolist()
-        copy = self._copies.store if swap.stores else self._copies.load
-        for number, first in enumerate(range(0, len(pairs), self._pages_at_a_time)):
-            copy(pairs[first : first + self._pages_at_a_time])
-            yield number
+        """A number after each few pages, or layers of a state."""
+        number = 0
+        for of, stores, loads in (
+            (self._of_pages, swap.stores, swap.loads),
+            (self._of_states, swap.stored_states, swap.loaded_states),
+        ):
+            pairs: list[list[int]] = np.frombuffer(stores or loads, np.int32).reshape(-1, 2).tolist()
+            for copies in of:
+                copy, at_a_time = copies.store if stores else copies.load, max(_AT_A_TIME // copies.num_bytes, 1)
+                for first in range(0, len(pairs), at_a_time):
+                    copy(pairs[first : first + at_a_time])
+                    yield number
+                    number += 1
 
     def _meet(self, epoch: int) -> None:
         """A new scheduler knows nothing of what the last one wanted copied: all of it is over before its first step."""
@@ -150,3 +159,15 @@ class Swaps:
                 torch.cuda.current_stream().wait_event(made.done)
             torch.cuda.current_stream().wait_stream(self._stream)
             self._stream.wait_stream(torch.cuda.current_stream())
+
+
+def _of_states(states: States, places: HostPlaces) -> list[PageCopies]:
+    """Together they copy whole ones, each a few layers."""
+    copies = []
+    for pool, host in ((states.tails_LSTC, places.tails), (states.states_LSHDV, places.states)):
+        assert host is not None
+        few = max(_AT_A_TIME // host[0, 0].nbytes, 1)
+        for first in range(0, len(pool), few):
+            lines = pool[first : first + few, None], host[:, first : first + few, None]
+            copies.append(PageCopies(*lines, PIECE))
+    return copies
