@@ -23,6 +23,10 @@ class SwapWorker(SimulatedWorker):
 
     def __init__(self, chosen: PlannerSettings, *, lags: bool) -> None:
         super().__init__(chosen.max_num_seqs, chosen.num_pages, chosen.page_size, chosen.max_num_batched_tokens)
+        self.counts: Counter[str] = Counter()
+        self._begin_copies(chosen, lags=lags)
+
+    def _begin_copies(self, chosen: PlannerSettings, *, lags: bool) -> None:
         self._num_places, self._lags = chosen.num_host_pages, lags
         self._last_executed = -1
         self._host: dict[int, Page] = {}
@@ -30,7 +34,6 @@ class SwapWorker(SimulatedWorker):
         self._uncopied: deque[tuple[Swap, dict[int, Page]]] = deque()
         """With what is in the pages that it stores."""
         self.num_swaps = 0
-        self.counts: Counter[str] = Counter()
 
     @property
     def swaps(self) -> bool:
@@ -43,7 +46,7 @@ class SwapWorker(SimulatedWorker):
         assert swap.number == self.num_swaps
         assert swap.completed <= self._last_executed, "a step is said to be complete"
         stores, loads = pairs(swap.stores), pairs(swap.loads)
-        assert bool(stores) != bool(loads)
+        assert bool(swap.stores + swap.stored_states) != bool(swap.loads + swap.loaded_states)
         from_pages, to_places = {page for page, _ in stores}, {place for _, place in stores}
         from_places, to_pages = {place for place, _ in loads}, {page for _, page in loads}
         assert len(from_pages) == len(to_places) == len(stores)
@@ -108,7 +111,10 @@ class SwapRun(Run):
     def __init__(self, chosen: PlannerSettings, *, lags: bool = False) -> None:
         super().__init__(chosen)
         self.lags = lags
-        self.worker = SwapWorker(chosen, lags=lags)
+        self.begin_worker()
+
+    def begin_worker(self) -> None:
+        self.worker = SwapWorker(self.settings, lags=self.lags)
 
     def swap(self) -> bool:
         swap = self.planner.swap()

@@ -17,8 +17,8 @@ def restart(run: Run, blame: str | None = None, num_pages: int | None = None, *,
     chosen = run.settings
     num_pages = num_pages or chosen.num_pages
     run.worker = SimulatedWorker(chosen.max_num_seqs, num_pages, chosen.page_size, chosen.max_num_batched_tokens)
-    host = chosen.num_host_pages
-    limits = Limits(num_pages, chosen.max_model_len, VOCABULARY, "float32", "cpu", 8, num_host_pages=host)
+    host = {"num_host_pages": chosen.num_host_pages, "num_host_states": chosen.num_host_states}
+    limits = Limits(num_pages, chosen.max_model_len, VOCABULARY, "float32", "cpu", 8, **host)
     return run.planner.restart(WorkersRestarted(run.planner.epoch + 1, limits, blame), now)
 
 

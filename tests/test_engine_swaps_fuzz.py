@@ -1,9 +1,11 @@
 """Random loads with pages in the host's memory: each page that comes back is the one that left, whatever comes between.
+So is each state, where a model carries some.
 
 Prompts share beginnings and come back; pages, places and slots are few; requests are cancelled and sent away, and
 workers die. Copies are made at once or as late as can be, and told of whenever it is.
 """
 
+import dataclasses
 import random
 from collections import Counter
 
@@ -13,7 +15,9 @@ from msgspec.structs import replace
 
 from masked_run import MaskedRun, constrained
 from simulated_worker import VOCABULARY
-from swap_worker import SwapRun, SwapWorker
+from state_swap_worker import StateSwapRun
+from swap_worker import SwapRun
+from tercet.engine.planner_settings import PlannerSettings
 from tercet.ipc.step_messages import Abort, Submit
 from test_engine_planner import random_speculation, settings, tight_sizes
 from test_engine_planner_families import several, singles
@@ -27,7 +31,34 @@ class MaskedSwapRun(SwapRun, MaskedRun):
     answer = MaskedRun.answer
 
 
-def random_load(seed: int, *, dies: bool, constrains: bool) -> Counter[str]:
+class MaskedStateSwapRun(StateSwapRun, MaskedRun):
+    """With all three."""
+
+    draw = MaskedRun.draw
+    answer = MaskedRun.answer
+
+
+RUNS = {  # by what a load has: states, grammars
+    (False, False): SwapRun,
+    (False, True): MaskedSwapRun,
+    (True, False): StateSwapRun,
+    (True, True): MaskedStateSwapRun,
+}
+
+
+def with_states(draw: random.Random, chosen: PlannerSettings) -> PlannerSettings:
+    tile = draw.choice([2, 4, 8])
+    return dataclasses.replace(
+        chosen,
+        state_tile=tile,
+        kept_states=draw.choice([1, 2, 3, 8]),
+        num_host_states=draw.choice([1, 2, 5, 50]),
+        state_bytes=1000,
+        max_num_batched_tokens=max(chosen.max_num_batched_tokens, chosen.max_num_seqs + tile),
+    )
+
+
+def random_load(seed: int, *, dies: bool, constrains: bool, carries: bool = False) -> Counter[str]:
     """Requests that come and go, and workers that die, until all have ended; returns what happened how often."""
     draw = random.Random(seed)
     chosen = settings(
@@ -37,7 +68,8 @@ def random_load(seed: int, *, dies: bool, constrains: bool) -> Counter[str]:
         deterministic=draw.random() < 0.4,
         speculation=draw.choice([None, random_speculation(draw)]),
     )
-    run = (MaskedSwapRun if constrains else SwapRun)(chosen, lags=draw.random() < 0.5)
+    chosen = with_states(draw, chosen) if carries else chosen
+    run = RUNS[carries, constrains](chosen, lags=draw.random() < 0.5)
     stems = [[draw.randrange(VOCABULARY) for _ in range(draw.randint(4, 24))] for _ in range(4)]
     asked: dict[int, Submit] = {}
     want: dict[int, list[int]] = {}
@@ -79,7 +111,7 @@ def random_load(seed: int, *, dies: bool, constrains: bool) -> Counter[str]:
             deaths -= 1
             counts += run.worker.counts
             assert restart(run) == []
-            run.worker = SwapWorker(chosen, lags=run.lags)
+            run.begin_worker()
             if isinstance(run, MaskedRun):
                 run._rows.clear()
         elif isinstance(run, MaskedRun) and run.masks.asked and action < 0.4:
@@ -101,7 +133,7 @@ def random_load(seed: int, *, dies: bool, constrains: bool) -> Counter[str]:
     load = run.planner.load()
     counts.update(preempted=load.num_preemptions, hits=load.num_host_hits)
     assert load.num_host_hits <= load.num_prefix_hits <= load.num_prefix_queries
-    assert load.num_loaded_bytes == 7 * counts["loaded"] or dies
+    assert load.num_loaded_bytes == 7 * counts["loaded"] + 1000 * counts["loaded states"] or dies
     for number, said in want.items():
         if number in aborted:
             assert number not in run.ended
@@ -121,10 +153,15 @@ def test_every_page_that_comes_back_is_the_one_that_left_beside_late_masks(seed:
     random_load(seed, dies=seed % 2 > 0, constrains=True)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_every_state_that_comes_back_is_the_one_that_left(seed: int) -> None:
+    random_load(seed, dies=seed % 4 == 1, constrains=seed % 4 == 2, carries=True)
+
+
 @pytest.mark.long
 def test_many_more_loads() -> None:
     for seed in range(2000, 2500):
-        random_load(seed, dies=seed % 2 > 0, constrains=seed % 4 > 1)
+        random_load(seed, dies=seed % 2 > 0, constrains=seed % 4 > 1, carries=seed % 8 > 3)
 
 
 def test_random_loads_have_all_that_can_go_wrong() -> None:

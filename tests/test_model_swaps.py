@@ -1,4 +1,4 @@
-"""Copies of pages beside steps: where they lie, and on a GPU who waits for whom, and for nobody else."""
+"""Copies of pages and states beside steps: where they lie, and on a GPU who waits for whom, and for nobody else."""
 
 import functools
 from array import array
@@ -8,19 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
+import tercet.model.swaps
 from checkpoints import checkpoint
 from launched_kernels import launched_kernels
 from tercet.ipc.step_messages import Step
 from tercet.ipc.swap_messages import Swap
 from tercet.model.checkpoint import read_config
 from tercet.model.host_memory import HostMemory
+from tercet.model.host_places import HostPlaces, divide
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.parallel import Group
+from tercet.model.states import States, make_states
 from tercet.model.swaps import Swaps, _Made
 
 PAGE = 16
 NUM_PAGES = 12
 CONFIG = read_config(checkpoint("qwen3"))
+CARRYING = read_config(checkpoint("qwen3.5"))
 PAGE_BYTES = CONFIG.kv_bytes_per_page(PAGE, torch.float32, 1)
 
 
@@ -38,24 +42,113 @@ def host_memory(device: torch.device, num_places: int) -> HostMemory:
     return HostMemory(num_places * PAGE_BYTES + 100, device)
 
 
-def of_device(device: torch.device, num_places: int = 6) -> tuple[Tensor, Tensor]:
+def of_device(device: torch.device, num_places: int = 6) -> tuple[Tensor, HostPlaces]:
     """A cache, and places in the host's memory."""
-    memory = host_memory(device, num_places)
     cache = make_kv_cache(CONFIG, NUM_PAGES, PAGE, torch.float32, device, 1)
-    return cache, memory.pages(CONFIG, PAGE, torch.float32, Group.single(device))
+    return cache, divide(host_memory(device, num_places), cache, None, Group.single(device))
 
 
 def test_places_for_pages() -> None:
     cache, host = of_device(torch.device("cpu"), 5)  # which nobody else has
-    assert host.shape == (5, *cache.shape[:2], *cache.shape[3:])
-    assert host.is_contiguous()
-    assert not host.any()
+    assert host.pages.shape == (5, *cache.shape[:2], *cache.shape[3:])
+    assert host.pages.is_contiguous()
+    assert not host.pages.any()
+    assert (host.num_pages, host.page_bytes, host.num_states, host.state_bytes) == (5, PAGE_BYTES, 0, 0)
 
 
 def test_too_little_for_one() -> None:
-    memory = HostMemory(PAGE_BYTES - 1, torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"--kv-offloading-size takes .* for each rank, and a page of 16 tokens"):
-        memory.pages(CONFIG, PAGE, torch.float32, Group.single(torch.device("cpu")))
+    device = torch.device("cpu")
+    cache, states = of_states(device)
+    page_bytes = cache[:, :, 0].nbytes
+    for memory, carried, said in (
+        (page_bytes - 1, None, r"a page of 16 tokens takes [0-9.]+ KiB: want room"),
+        (
+            states.nbytes // 6 + page_bytes - 1,
+            states,
+            r"a page of 16 tokens takes [0-9.]+ KiB and a state [0-9.]+ KiB: want room",
+        ),
+    ):
+        with pytest.raises(ValueError, match=rf"--kv-offloading-size takes .* for each rank, and {said}"):
+            divide(HostMemory(memory, device), cache, carried, Group.single(device))
+
+
+def of_states(device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Tensor, States]:
+    """A cache, and six places of states with whatever bits, as far as they are numbers."""
+    cache = make_kv_cache(CARRYING, NUM_PAGES, PAGE, dtype, device, 1)
+    states = make_states(CARRYING, 6, dtype, device, 1)
+    assert states is not None
+    for tensor in (cache, states.tails_LSTC, states.states_LSHDV):
+        tensor.copy_(torch.randn(tensor.shape))
+    return cache, states
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_states", [1, 2, 5])
+def test_places_for_states(num_states: int, dtype: torch.dtype) -> None:
+    """One for the pages of each 4,096 tokens, and none lies over another."""
+    cache, states = of_states(torch.device("cpu"), dtype)
+    state_bytes, page_bytes = states.nbytes // 6, cache[:, :, 0].nbytes
+    memory = HostMemory(num_states * (256 * page_bytes + state_bytes) + 2 * page_bytes + 3, torch.device("cpu"))
+    host = divide(memory, cache, states, Group.single(torch.device("cpu")))
+    assert (host.num_pages, host.page_bytes) == (256 * num_states + 2, page_bytes)
+    assert (host.num_states, host.state_bytes) == (num_states, state_bytes)
+    assert host.tails is not None
+    assert host.states is not None
+    for value, places in enumerate((host.pages, host.tails, host.states)):
+        assert places.is_contiguous()
+        places.fill_(value + 1)
+    assert all(
+        set(places.unique().tolist()) == {n + 1.0} for n, places in enumerate((host.pages, host.tails, host.states))
+    )
+
+
+def test_room_for_one_state_and_few_pages() -> None:
+    cache, states = of_states(torch.device("cpu"))
+    memory = HostMemory(states.nbytes // 6 + 3 * cache[:, :, 0].nbytes, torch.device("cpu"))
+    host = divide(memory, cache, states, Group.single(torch.device("cpu")))
+    assert (host.num_pages, host.num_states) == (3, 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("at_a_time", [1, 2**23])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_states_there_and_back(
+    dtype: torch.dtype, at_a_time: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, whatever they hold, beside pages or alone; no other number changes there or here."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    monkeypatch.setattr(tercet.model.swaps, "_AT_A_TIME", at_a_time)
+    where = torch.device(device, 0 if device == "cuda" else None)
+    cache, states = of_states(where, dtype)
+    states.states_LSHDV[:, 5] = float("nan")
+    page_bytes = cache[:, :, 0].nbytes
+    memory = HostMemory(3 * (states.nbytes // 6 + 256 * page_bytes), where)
+    host = divide(memory, cache, states, Group.single(where))
+    assert host.tails is not None
+    assert host.states is not None
+    pools, there = (states.tails_LSTC, states.states_LSHDV), (host.tails, host.states)
+    swaps = Swaps(cache, host, 2, states)
+    before = [pool.clone() for pool in pools]
+    host_before = [places.clone() for places in there]
+    swaps.make(Swap(1, 0, -1, stores=packed(3, 5), stored_states=packed(4, 1, 5, 2))).wait()
+    assert torch.equal(host.pages[5], cache[:, :, 3].cpu())
+    for pool, places, old, host_old in zip(pools, there, before, host_before, strict=True):
+        assert same(pool, old)
+        host_old[1], host_old[2] = old[:, 4].cpu(), old[:, 5].cpu()
+        assert same(places, host_old)
+    swaps.make(Swap(2, 0, -1, loaded_states=packed(2, 0))).wait()
+    swaps.make(Swap(3, 0, -1, loads=packed(5, 7), loaded_states=packed(1, 3))).wait()
+    assert torch.equal(cache[:, :, 7], cache[:, :, 3])
+    for pool, places, old, host_old in zip(pools, there, before, host_before, strict=True):
+        old[:, 0], old[:, 3] = old[:, 5].clone(), old[:, 4].clone()
+        assert same(pool, old)
+        assert same(places, host_old)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Bit by bit."""
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def test_more_than_any_system_has() -> None:
@@ -71,8 +164,8 @@ def test_on_the_cpu_they_are_made_at_once() -> None:
     swaps.precede(step(0))
     swaps.follow(step(0))
     swaps.make(Swap(1, 0, 0, stores=packed(3, 5, 4, 0))).wait()
-    assert torch.equal(host[5], before[:, :, 3])
-    assert torch.equal(host[0], before[:, :, 4])
+    assert torch.equal(host.pages[5], before[:, :, 3])
+    assert torch.equal(host.pages[0], before[:, :, 4])
     swaps.make(Swap(2, 0, 0, loads=packed(5, 7))).wait()
     before[:, :, 7] = before[:, :, 3]
     assert torch.equal(cache, before)
@@ -84,8 +177,9 @@ class OnGpu:
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self.cache, self.host = of_device(self.device)
-        self.swaps = Swaps(self.cache, self.host, 2)
+        self.cache, places = of_device(self.device)
+        self.host = places.pages
+        self.swaps = Swaps(self.cache, places, 2)
         self.all_of(0)  # loads its kernels, for which the GPU has to be at rest
 
     def fill(self, page: int, value: float, *, late: bool = False) -> None:
