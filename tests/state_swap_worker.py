@@ -1,5 +1,5 @@
-"""The simulated worker with states and pages in the host's memory: a state that comes back is of the very tokens that it
-is taken for.
+"""The simulated worker with states and pages in the host's memory: a state that comes back is of the very tokens that
+it is taken for.
 
 As of pages, copies are made at once or as late as can be; no plan that may be executed meanwhile names what they write,
 nor writes what they read.

@@ -152,9 +152,9 @@ def test_no_room_for_pages_without_a_model() -> None:
             _make_runner(link, StartClock())
 
 
-def test_no_copies_are_made_of_states() -> None:
-    with pytest.raises(StartupFailed, match="--kv-offloading-size came with a model whose layers carry states"):
-        tiny_engine("qwen3.5", kv_offloading_size=1 << 20).close()
+def test_copies_of_pages_without_places_for_states() -> None:
+    with pytest.raises(StartupFailed, match="--kv-offloading-size came with --kept-states 0 and a model whose layers"):
+        tiny_engine("qwen3.5", kv_offloading_size=1 << 20, kept_states=0).close()
 
 
 def test_more_memory_than_there_is() -> None:
