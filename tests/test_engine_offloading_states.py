@@ -153,7 +153,7 @@ def test_of_other_engines(family: str, options: dict[str, Any]) -> None:
 def test_two_replicas() -> None:
     """Each has its own."""
     prompts, answers = cases()
-    with small_engine(data_parallel_size=2) as llm:
+    with small_engine(data_parallel_size=2, kv_cache_memory=bytes_of_pages(FAMILY, 17)) as llm:
         for _ in range(3):
             assert generate(llm, prompts, GREEDY) == answers
             now = wait_until_stored(llm)
