@@ -197,13 +197,7 @@ def test_of_other_engines(options: dict[str, Any]) -> None:
 def test_pages_are_of_the_weights_that_made_them(tmp_path: Path) -> None:
     """Other weights find nothing of what the first ones left there, nor these of theirs."""
     prompts, wanted = cases()
-    other = Path(shutil.copytree(checkpoint(FAMILY), tmp_path / "other"))
-    file, generator = other / "model.safetensors", torch.Generator().manual_seed(1)
-    tensors = {
-        name: tensor + 0.3 * tensor.std() * torch.randn(tensor.shape, generator=generator) * (tensor.ndim > 1)
-        for name, tensor in load_file(file).items()
-    }
-    save_file(tensors, file, {"format": "pt"})
+    other = other_weights(FAMILY, tmp_path)
     theirs = reference_greedy(other, prompts, NUM_TOKENS)
     with small_engine() as llm:
         for change, says in ((None, wanted), (other, theirs), (checkpoint(FAMILY), wanted)):
@@ -213,3 +207,15 @@ def test_pages_are_of_the_weights_that_made_them(tmp_path: Path) -> None:
             for _ in range(2):
                 assert generate(llm, prompts, [GREEDY] * len(prompts)) == says
             assert info(llm.address).num_host_hits > hits
+
+
+def other_weights(family: str, folder: Path) -> Path:
+    """Another checkpoint of that kind, which says other things."""
+    other = Path(shutil.copytree(checkpoint(family), folder / "other"))
+    file, generator = other / "model.safetensors", torch.Generator().manual_seed(1)
+    tensors = {
+        name: tensor + 0.3 * tensor.std() * torch.randn(tensor.shape, generator=generator) * (tensor.ndim > 1)
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
+    return other

@@ -5,6 +5,7 @@ drove out come back and go on from where they were, and say what they would have
 import functools
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,7 +17,7 @@ from engine_children import children
 from tercet.engine.llm import LLM
 from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams
-from test_engine_offloading import wait_until_stored
+from test_engine_offloading import other_weights, wait_until_stored
 from whole_engine import bytes_of_pages, generate, info, tiny_engine, wait_until_empty
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
@@ -172,3 +173,19 @@ def test_states_in_16_bits() -> None:
         wait_until_stored(llm)
         assert [ask(llm, prompt)[0] for prompt in prompts] == wanted
         assert info(llm.address).num_host_hits == sum(map(known, prompts))
+
+
+@pytest.mark.long
+def test_states_are_of_the_weights_that_made_them(tmp_path: Path) -> None:
+    """Other weights find nothing of what the first ones left there, nor these of theirs."""
+    prompts, wanted = cases()
+    other = other_weights(FAMILY, tmp_path)
+    theirs = [reference_greedy(other, [prompt], NUM_TOKENS)[0] for prompt in prompts]
+    with small_engine() as llm:
+        for change, says in ((None, wanted), (other, theirs), (checkpoint(FAMILY), wanted)):
+            if change is not None:
+                llm.update_weights(change)
+            for known_by in (lambda prompt: 0, known):
+                assert [ask(llm, prompt) for prompt in prompts] == [
+                    (answer, known_by(prompt)) for prompt, answer in zip(prompts, says, strict=True)
+                ]

@@ -80,6 +80,7 @@ LAYOUTS: dict[str, tuple[Make, dict[str, Any]]] = {
     "gguf": (in_gguf, {}),
     "guesses": (guessing, {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}),
     "pages in the host's memory": (plain("qwen3"), {"kv_offloading_size": 4 << 20, "kv_cache_memory": 1 << 20}),
+    "states there": (plain("qwen3.5"), {"kv_offloading_size": 4 << 20, "kv_cache_memory": 1 << 19, "kept_states": 1}),
 }
 
 
