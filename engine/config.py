@@ -81,8 +81,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     kv_offloading_size: int | None = None
-    """Bytes of the host's memory for copies of full pages, from which those come back that left the cache: of each
-    replica, divided among its ranks. None: no copies are made."""
+    """Bytes of the host's memory for copies of full pages, and of states where layers carry some, from which those come
+    back that left the cache: of each replica, divided among its ranks. None: no copies are made."""
     state_dtype: StateDType = "auto"
     """What layers that carry a state keep it in, from token to token; auto: float32. In 16 bits half as much is read
     and kept of each request, and answers differ by what is rounded away."""
