@@ -152,7 +152,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("enable-prefix-caching", "share the pages of equal prompt beginnings", action=argparse.BooleanOptionalAction)
     flag(
         "kv-offloading-size",
-        "host memory, such as 64GiB, for pages and states that others drive out, copied back where they are wanted again: "
+        "host memory, such as 64GiB, for pages and states that others drive out, copied back where they are wanted: "
         "of each replica, divided among its ranks; default: none",
         type=byte_count,
     )
