@@ -2,6 +2,7 @@
 
 Pages are known by the hashes that `pages.py` makes. A place is free; or on its way to hold a page, and serves nobody
 yet; or it holds one, and goes to another when it was the least recently used, unless it is being read.
+States have places of their own, which are given to them alike.
 """
 
 from collections import Counter, OrderedDict

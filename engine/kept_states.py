@@ -74,9 +74,7 @@ class KeptStates:
 
     def _take(self, others: Collection[bytes]) -> int | None:
         """A free place, or that of the least recently used: not of these, nor of one that is held."""
-        if not self._free:
-            oldest = next((one for one in self._place_of if one not in others and one not in self._held), None)
-            if oldest is None:
-                return None
-            return self._place_of.pop(oldest)
-        return self._free.pop()
+        if self._free:
+            return self._free.pop()
+        oldest = next((one for one in self._place_of if one not in others and one not in self._held), None)
+        return None if oldest is None else self._place_of.pop(oldest)

@@ -48,10 +48,10 @@ class StateSwaps:
         self._new |= {place: prefix for prefix, place in given.items()}
 
     def used(self, prefix: bytes, place: int) -> None:
-        """By the plan in the making somebody begins from it."""
+        """By the plan in the making somebody begins from it: what has gone on the host is to be stored again."""
         self._host.use([prefix])
-        if prefix not in self._host:
-            self._new.setdefault(place, prefix)
+        if prefix not in self._host and self._unstored.get(place, (0, b""))[1] != prefix:
+            self._new[place] = prefix
 
     def planned(self, plan: int) -> None:
         """Plan `plan` is the last that was made."""

@@ -72,7 +72,7 @@ class Swaps:
         """Pages that are being loaded."""
         self._coming_states: dict[bytes, _Copies] = {}
         self._waiting: dict[Request, int] = {}
-        """Those for whom pages are being loaded, and the pages that each will need besides."""
+        """Those for whom something is being loaded, and the pages that each will need besides."""
         self.completed = 0
         """The last swap that is."""
 
@@ -96,7 +96,7 @@ class Swaps:
                 self._full.append((page, page_hash))
 
     def is_waiting(self, request: Request) -> bool:
-        """Whether pages that it waits for are being loaded."""
+        """Whether pages, or a state, that it waits for are being loaded."""
         return request in self._waiting
 
     def load(self, request: Request, cached: Sequence[int], hashes: Sequence[bytes], num_pages: int) -> bool:
@@ -143,7 +143,7 @@ class Swaps:
     # ------------------------------------------------------------------------------------------- swaps
 
     def take(self, planned: int, completed: int, epoch: int) -> Swap | None:
-        """The next one, if there is any: the loads of one request, or else pages to be stored, once the last are.
+        """The next one, if there is any: the loads of one request, or else what is to be stored, once the last is.
 
         Plan `planned` is the last that was made, `completed` the last that is complete.
         """

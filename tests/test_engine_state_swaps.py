@@ -104,6 +104,23 @@ def test_a_state_is_stored_once_when_its_plan_is_complete() -> None:
     assert run.worker.counts["stored states"] == 1
 
 
+def test_a_state_is_stored_while_others_begin_from_it() -> None:
+    run = state_run()
+    run.planner.submit(submit(0, FIRST, max_tokens=30), 0.0)
+    next_step(run)
+    run.execute()
+    next_swap(run)
+    run.tell()
+    step = next_step(run)
+    assert run.planner.swap() is None
+    run.planner.submit(submit(1, FIRST), 0.0)
+    assert pairs(next_step(run).restored) == [(7, 1)]
+    run.execute()
+    swap = next_swap(run)
+    assert (pairs(swap.stored_states), swap.completed) == ([(7, 0)], step.step_id)
+    run.finish()
+
+
 def test_a_place_is_loaded_over_behind_plans_that_name_it() -> None:
     run = state_run()
     serve(run, submit(0, FIRST))
