@@ -34,15 +34,17 @@ def host_memory(device: torch.device) -> HostMemory:
     """As an engine has it, but pinned in smaller pieces. What is pinned stays so: one is for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tercet.model.host_memory, "PIECE", PIECE)
-        memory = HostMemory(NUM_PLACES * LARGEST_PAGE, device)
+        memory = HostMemory(2 * NUM_PLACES * LARGEST_PAGE, device)
         memory.places((1,), torch.uint8)  # waits until all of it is pinned
     return memory
 
 
-def random_host(cache: Tensor) -> Tensor:
-    host = host_memory(cache.device).places((NUM_PLACES, *cache.shape[:2], *cache.shape[3:]), cache.dtype)
+def random_host(cache: Tensor, *, is_part: bool = False) -> Tensor:
+    """All of a place; or the last layers of each, in what does not begin with the memory, as of states."""
+    shape = NUM_PLACES, cache.shape[0] + is_part, cache.shape[1], *cache.shape[3:]
+    host = host_memory(cache.device).places(shape, cache.dtype, 3 * PIECE // 4 if is_part else 0)
     bits(host).copy_(torch.randint(0, 256, bits(host).shape, dtype=torch.uint8))
-    return host
+    return host[:, int(is_part) :]
 
 
 def drawn(count: int, *tops: int) -> list[list[int]]:
@@ -51,9 +53,10 @@ def drawn(count: int, *tops: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_there_and_back(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("is_part", [False, True], ids=["all", "part"])
+def test_there_and_back(is_part: bool, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     cache = random_cache(shape, dtype, str(device))
-    host = random_host(cache)
+    host = random_host(cache, is_part=is_part)
     copies = PageCopies(cache, host, PIECE)
     before, host_before = bits(cache).clone(), bits(host).clone()
     pairs = drawn(5, shape[2], len(host))

@@ -122,14 +122,15 @@ def test_states_there_and_back(
     where = torch.device(device, 0 if device == "cuda" else None)
     cache, states = of_states(where, dtype)
     states.states_LSHDV[:, 5] = float("nan")
-    page_bytes = cache[:, :, 0].nbytes
-    memory = HostMemory(3 * (states.nbytes // 6 + 256 * page_bytes), where)
-    host = divide(memory, cache, states, Group.single(where))
+    host = divide(host_memory(where, 1000), cache, states, Group.single(where))
+    assert host.num_states > 2
     assert host.tails is not None
     assert host.states is not None
     pools, there = (states.tails_LSTC, states.states_LSHDV), (host.tails, host.states)
     swaps = Swaps(cache, host, 2, states)
     before = [pool.clone() for pool in pools]
+    if device == "cuda":
+        torch.cuda.synchronize()  # no step is said to be complete
     host_before = [places.clone() for places in there]
     swaps.make(Swap(1, 0, -1, stores=packed(3, 5), stored_states=packed(4, 1, 5, 2))).wait()
     assert torch.equal(host.pages[5], cache[:, :, 3].cpu())
