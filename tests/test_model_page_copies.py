@@ -1,5 +1,6 @@
 """Pages get to the host's memory and back to the bit, whatever they hold, and no other number changes there or here."""
 
+import ctypes
 import functools
 import random
 
@@ -73,6 +74,22 @@ def test_there_and_back(is_part: bool, shape: tuple[int, ...], dtype: torch.dtyp
     for place, page in pairs:
         before[:, :, page] = host_before[place].to(device)
     assert torch.equal(bits(cache), before)
+    assert torch.equal(bits(host), host_before)
+
+
+@pytest.mark.parametrize("is_part", [False, True], ids=["all", "part"])
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+def test_addresses(shape: tuple[int, ...], is_part: bool) -> None:
+    """Of what a GPU's copy engines would be told, were the cache there."""
+    cache = random_cache(shape, torch.float32, "cpu")
+    host = random_host(cache, is_part=is_part)
+    copies, host_before = PageCopies(cache, host, PIECE), bits(host).clone()
+    apart = cache[0, 0].nbytes
+    for page, place in drawn(5, shape[2], len(host)):
+        for on_device, on_host, width, num_lines in copies._parts(page, place):
+            for line in range(num_lines):
+                ctypes.memmove(on_host + line * width, on_device + line * apart, width)
+        host_before[place] = bits(cache)[:, :, page]
     assert torch.equal(bits(host), host_before)
 
 
