@@ -5,7 +5,7 @@ from typing import Any
 
 from tercet.model.config_fields import flag, number, positive
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_fields import ACTIVATIONS, check_only, heads_of, vision_fields
+from tercet.model.vision_fields import ACTIVATIONS, check_only, heads_of, of_text, vision_fields
 from tercet.model.vision_pixels import CLIP, normalisation
 
 _DEFAULTS = {
@@ -44,8 +44,7 @@ def internvl_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> Vision
     config = vision_fields(raw, _DEFAULTS)
     check_only(config, _ONLY, "vision_config.")
     check_only(raw, _ONLY_OF_WHOLE, "")
-    text = raw.get("text_config")
-    text = text if isinstance(text, Mapping) else {}
+    text = of_text(raw)
     hidden = positive(config, "hidden_size")
     mean, deviation = normalisation(images, CLIP)
     patch, merge, length = _sides(raw, config)
@@ -56,7 +55,6 @@ def internvl_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> Vision
         inner_size=positive(config, "intermediate_size"),
         out_size=positive(text, "hidden_size", _TEXT_SIZE),
         patch=patch,
-        frames=1,
         merge=merge,
         activation=ACTIVATIONS[config["hidden_act"]],
         eps=number(config, "layer_norm_eps", 1e-6),
@@ -65,17 +63,9 @@ def internvl_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> Vision
         patch_bias=True,
         out_bias=True,
         names="internvl",
-        theta=0,
-        shared_angles=False,
         positions=length * merge,
         window=length,
-        whole_layers=frozenset(),
-        deep_layers=(),
-        sections=None,
-        interleaved=False,
-        breaks=False,
         length=length,
-        both_ways=False,
         mean=mean,
         deviation=deviation,
         tiles=True,

@@ -5,7 +5,7 @@ from typing import Any
 
 from tercet.model.config_fields import flag, number, positive
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_fields import check_only, heads_of, theta_of, vision_fields
+from tercet.model.vision_fields import check_only, heads_of, of_text, theta_of, vision_fields
 from tercet.model.vision_pixels import CLIP, normalisation
 
 _DEFAULTS = {
@@ -31,8 +31,7 @@ def pixtral_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionC
     config = vision_fields(raw, _DEFAULTS)
     check_only(config, _ONLY, "vision_config.")
     check_only(raw, _ONLY_OF_WHOLE, "")
-    text = raw.get("text_config")
-    text = text if isinstance(text, Mapping) else {}
+    text = of_text(raw)
     hidden = positive(config, "hidden_size")
     heads = heads_of(config, "num_attention_heads", hidden)
     check_only(config, {"head_dim": (hidden // heads,)}, "vision_config.")
@@ -44,7 +43,6 @@ def pixtral_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionC
         inner_size=positive(config, "intermediate_size"),
         out_size=positive(text, "hidden_size", _TEXT_SIZE),
         patch=positive(config, "patch_size"),
-        frames=1,
         merge=positive(raw, "spatial_merge_size", 2),
         activation="silu",
         eps=_EPS,
@@ -54,16 +52,7 @@ def pixtral_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionC
         out_bias=flag(raw, "multimodal_projector_bias"),
         names="pixtral",
         theta=theta_of(config),
-        shared_angles=False,
-        positions=0,
-        window=0,
-        whole_layers=frozenset(),
-        deep_layers=(),
-        sections=None,
-        interleaved=False,
         breaks=True,
-        length=0,
-        both_ways=False,
         mean=mean,
         deviation=deviation,
     )

@@ -55,9 +55,6 @@ def qwen_vision(raw: Mapping[str, Any], kind: Kind, images: Mapping[str, Any]) -
         deep_layers=_layers(config, "deepstack_visual_indexes", depth) if kind.deep else (),
         sections=sections,
         interleaved=interleaved,
-        breaks=False,
-        length=0,
-        both_ways=False,
         mean=mean,
         deviation=deviation,
     )

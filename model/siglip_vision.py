@@ -6,7 +6,7 @@ from typing import Any
 
 from tercet.model.config_fields import number, positive
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_fields import ACTIVATIONS, check_only, heads_of, vision_fields
+from tercet.model.vision_fields import ACTIVATIONS, check_only, heads_of, of_text, vision_fields
 from tercet.model.vision_pixels import HALVES, normalisation
 
 _DEFAULTS = {
@@ -33,8 +33,7 @@ def siglip_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionCo
     supported."""
     config = vision_fields(raw, _DEFAULTS)
     check_only(config, _ONLY, "vision_config.")
-    text = raw.get("text_config")
-    text = text if isinstance(text, Mapping) else {}
+    text = of_text(raw)
     hidden, patch = positive(config, "hidden_size"), positive(config, "patch_size")
     mean, deviation = normalisation(images, HALVES)
     eps = number(config, "layer_norm_eps", 1e-6)
@@ -52,7 +51,6 @@ def siglip_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionCo
         inner_size=positive(config, "intermediate_size"),
         out_size=positive(text, "hidden_size", _TEXT_SIZE),
         patch=patch,
-        frames=1,
         merge=patches // length,
         activation=ACTIVATIONS[config["hidden_act"]],
         eps=eps,
@@ -61,15 +59,7 @@ def siglip_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionCo
         patch_bias=True,
         out_bias=False,
         names="siglip",
-        theta=0,
-        shared_angles=False,
         positions=patches,
-        window=0,
-        whole_layers=frozenset(),
-        deep_layers=(),
-        sections=None,
-        interleaved=False,
-        breaks=False,
         length=length,
         both_ways=True,
         mean=mean,

@@ -22,8 +22,6 @@ class VisionConfig:
     """The language model's hidden size."""
     patch: int
     """Pixels of a patch's side."""
-    frames: int
-    """How often a still picture is there in each of its patches, which were made for films."""
     merge: int
     """Patches of a token's side."""
     activation: str
@@ -38,33 +36,35 @@ class VisionConfig:
     """Of the products behind the layers."""
     names: Literal["qwen2", "qwen3", "pixtral", "siglip", "internvl"]
     """Whose names its tensors have."""
-    theta: float
-    """Base of the angles by which queries and keys turn; 0: they do not."""
-    shared_angles: bool
-    """A patch's row and its column turn by the same frequencies; else they have every other one each."""
-    positions: int
-    """Side of the square of learned positions, stretched over each image; 0: there are none."""
-    window: int
-    """Side of the squares of tokens within which layers attend; 0: all layers attend to the whole image."""
-    whole_layers: frozenset[int]
-    """Those that do, if others have windows."""
-    deep_layers: tuple[int, ...]
-    """Behind which layers what they see is also made into rows for the language model, in its layers' order."""
-    sections: tuple[int, int, int] | None
-    """How many frequencies of the language model turn by a token's time, by its row, by its column. None: tokens of
-    images are turned as words are."""
-    interleaved: bool
-    """They take turns, instead of each having its part."""
-    breaks: bool
-    """Behind each row of an image's tokens a prompt has a word."""
-    length: int
-    """Tokens along each side of an image, of which all have this size; 0: they have any."""
-    both_ways: bool
-    """To the language model tokens of an image see those behind them, too, up to its end."""
     mean: tuple[float, ...]
     """Of red, green and blue from 0 to 1, which pixels are shifted by."""
     deviation: tuple[float, ...]
     """And then divided by."""
+    frames: int = 1
+    """How often a still picture is there in each of its patches, which were made for films."""
+    theta: float = 0.0
+    """Base of the angles by which queries and keys turn; 0: they do not."""
+    shared_angles: bool = False
+    """A patch's row and its column turn by the same frequencies; else they have every other one each."""
+    positions: int = 0
+    """Side of the square of learned positions, stretched over each image; 0: there are none."""
+    window: int = 0
+    """Side of the squares of tokens within which layers attend; 0: all layers attend to the whole image."""
+    whole_layers: frozenset[int] = frozenset()
+    """Those that do, if others have windows."""
+    deep_layers: tuple[int, ...] = ()
+    """Behind which layers what they see is also made into rows for the language model, in its layers' order."""
+    sections: tuple[int, int, int] | None = None
+    """How many frequencies of the language model turn by a token's time, by its row, by its column. None: tokens of
+    images are turned as words are."""
+    interleaved: bool = False
+    """They take turns, instead of each having its part."""
+    breaks: bool = False
+    """Behind each row of an image's tokens a prompt has a word."""
+    length: int = 0
+    """Tokens along each side of an image, of which all have this size; 0: they have any."""
+    both_ways: bool = False
+    """To the language model tokens of an image see those behind them, too, up to its end."""
     tiles: bool = False
     """An image is one or several squares of that length, one below the other, of which each is looked at by itself,
     with a row ahead of its patches that is none of theirs."""

@@ -18,6 +18,12 @@ def vision_fields(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
     return {**defaults, **{name: value for name, value in given.items() if value is not None}}
 
 
+def of_text(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What it says of the language model beside."""
+    text = raw.get("text_config")
+    return text if isinstance(text, Mapping) else {}
+
+
 def check_only(config: Mapping[str, Any], only: Mapping[str, tuple[Any, ...] | None], where: str) -> None:
     """Refuse what would change the result and is not supported: fields with none of their values. None: any will do."""
     for name, allowed in only.items():
