@@ -86,27 +86,23 @@ def test_experts(groups: int, four: bool, capability: int) -> None:
 
 @pytest.mark.parametrize("capability", [90, long(80)])
 def test_experts_in_mxfp4(capability: int) -> None:
-    w = mx(EXPERTS * N, K)
-    if capability < 90:
-        check_experts(w, capability)
-        return
+    check_experts(mx(EXPERTS * N, K), capability)
+
+
+def check_experts(w: ScaledWeight, capability: int) -> None:
     x, numbers = rows(WORK.tile), w.numbers_NJ.view(torch.uint8)
     work = replace(WORK, pairs_Q=WORK.pairs_Q.to(META), experts_N=WORK.experts_N.to(META))
     with compiling_for(capability) as kernels:
         matmul_experts(x.to(META), on_meta(w), work)
+    of_work = w.scales_GN, WORK.pairs_Q, WORK.experts_N
+    if capability < 90:
+        first = EXPERT * N + 64
+        check(kernels[-1].asm["ptx"], dict(enumerate((x, numbers, *of_work))), w[first : first + 64], len(x))
+        return
     given: dict[int, int | Tensor | Copied] = {0: Copied(x.view(torch.uint8), (16, 128), 2)}
-    given |= {5: Copied(numbers, (128, 64), 4), 10: w.scales_GN, 11: WORK.pairs_Q, 12: WORK.experts_N}
+    width, itemsize = (64, 4) if w.is_mx else (64 if w.four_bits else 128, 1)
+    given |= {5: Copied(numbers, (128, width), itemsize), **dict(enumerate(of_work, 10))}
     check(kernels[-1].asm["ptx"], given, w[EXPERT * N : (EXPERT + 1) * N], len(x), block=0)
-
-
-def check_experts(w: ScaledWeight, capability: int) -> None:
-    x = rows(WORK.tile)
-    work = replace(WORK, pairs_Q=WORK.pairs_Q.to(META), experts_N=WORK.experts_N.to(META))
-    with compiling_for(capability) as kernels:
-        matmul_experts(x.to(META), on_meta(w), work)
-    given = (x, w.numbers_NJ.view(torch.uint8), w.scales_GN, WORK.pairs_Q, WORK.experts_N)
-    first = EXPERT * N + 64
-    check(kernels[-1].asm["ptx"], dict(enumerate(given)), w[first : first + 64], len(x))
 
 
 def rows(count: int) -> Tensor:
