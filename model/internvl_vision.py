@@ -5,7 +5,7 @@ from typing import Any
 
 from tercet.model.config_fields import flag, number, positive
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_fields import ACTIVATIONS, check_only, heads_of, of_text, vision_fields
+from tercet.model.vision_fields import ACTIVATIONS, check_only, of_text, sizes_of, vision_fields
 from tercet.model.vision_pixels import CLIP, normalisation
 
 _DEFAULTS = {
@@ -44,16 +44,10 @@ def internvl_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> Vision
     config = vision_fields(raw, _DEFAULTS)
     check_only(config, _ONLY, "vision_config.")
     check_only(raw, _ONLY_OF_WHOLE, "")
-    text = of_text(raw)
-    hidden = positive(config, "hidden_size")
     mean, deviation = normalisation(images, CLIP)
     patch, merge, length = _sides(raw, config)
     return VisionConfig(
-        num_layers=positive(config, "num_hidden_layers"),
-        hidden_size=hidden,
-        num_heads=heads_of(config, "num_attention_heads", hidden),
-        inner_size=positive(config, "intermediate_size"),
-        out_size=positive(text, "hidden_size", _TEXT_SIZE),
+        **sizes_of(config, of_text(raw), _TEXT_SIZE),
         patch=patch,
         merge=merge,
         activation=ACTIVATIONS[config["hidden_act"]],

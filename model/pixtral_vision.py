@@ -5,7 +5,7 @@ from typing import Any
 
 from tercet.model.config_fields import flag, number, positive
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_fields import check_only, heads_of, of_text, theta_of, vision_fields
+from tercet.model.vision_fields import check_only, of_text, sizes_of, theta_of, vision_fields
 from tercet.model.vision_pixels import CLIP, normalisation
 
 _DEFAULTS = {
@@ -32,16 +32,11 @@ def pixtral_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionC
     check_only(config, _ONLY, "vision_config.")
     check_only(raw, _ONLY_OF_WHOLE, "")
     text = of_text(raw)
-    hidden = positive(config, "hidden_size")
-    heads = heads_of(config, "num_attention_heads", hidden)
-    check_only(config, {"head_dim": (hidden // heads,)}, "vision_config.")
+    sizes = sizes_of(config, text, _TEXT_SIZE)
+    check_only(config, {"head_dim": (sizes["hidden_size"] // sizes["num_heads"],)}, "vision_config.")
     mean, deviation = normalisation(images, CLIP)
     return VisionConfig(
-        num_layers=positive(config, "num_hidden_layers"),
-        hidden_size=hidden,
-        num_heads=heads,
-        inner_size=positive(config, "intermediate_size"),
-        out_size=positive(text, "hidden_size", _TEXT_SIZE),
+        **sizes,
         patch=positive(config, "patch_size"),
         merge=positive(raw, "spatial_merge_size", 2),
         activation="silu",

@@ -6,7 +6,7 @@ from typing import Any
 
 from tercet.model.config_fields import number, positive
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_fields import ACTIVATIONS, check_only, heads_of, of_text, vision_fields
+from tercet.model.vision_fields import ACTIVATIONS, check_only, of_text, sizes_of, vision_fields
 from tercet.model.vision_pixels import HALVES, normalisation
 
 _DEFAULTS = {
@@ -33,8 +33,7 @@ def siglip_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionCo
     supported."""
     config = vision_fields(raw, _DEFAULTS)
     check_only(config, _ONLY, "vision_config.")
-    text = of_text(raw)
-    hidden, patch = positive(config, "hidden_size"), positive(config, "patch_size")
+    patch = positive(config, "patch_size")
     mean, deviation = normalisation(images, HALVES)
     eps = number(config, "layer_norm_eps", 1e-6)
     size, tokens = positive(config, "image_size"), positive(raw, "mm_tokens_per_image", 256)
@@ -45,11 +44,7 @@ def siglip_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionCo
             "(mm_tokens_per_image); want a square of them, each of as many whole patches"
         )
     return VisionConfig(
-        num_layers=positive(config, "num_hidden_layers"),
-        hidden_size=hidden,
-        num_heads=heads_of(config, "num_attention_heads", hidden),
-        inner_size=positive(config, "intermediate_size"),
-        out_size=positive(text, "hidden_size", _TEXT_SIZE),
+        **sizes_of(config, of_text(raw), _TEXT_SIZE),
         patch=patch,
         merge=patches // length,
         activation=ACTIVATIONS[config["hidden_act"]],

@@ -34,6 +34,19 @@ def check_only(config: Mapping[str, Any], only: Mapping[str, tuple[Any, ...] | N
             )
 
 
+def sizes_of(config: Mapping[str, Any], text: Mapping[str, Any], text_size: int) -> dict[str, Any]:
+    """Of a `VisionConfig`, where an encoder's fields have the names that most have; `text`: of the language model
+    beside, whose size is `text_size` where that is silent."""
+    hidden = positive(config, "hidden_size")
+    return {
+        "num_layers": positive(config, "num_hidden_layers"),
+        "hidden_size": hidden,
+        "num_heads": heads_of(config, "num_attention_heads", hidden),
+        "inner_size": positive(config, "intermediate_size"),
+        "out_size": positive(text, "hidden_size", text_size),
+    }
+
+
 def heads_of(config: Mapping[str, Any], name: str, hidden: int) -> int:
     """How many heads share so many numbers."""
     heads = positive(config, name)
