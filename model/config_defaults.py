@@ -13,6 +13,8 @@ from tercet.model.config_mamba import MAMBA_DEFAULTS
 FAMILIES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MinistralForCausalLM": "ministral",
+    "Ministral3ForCausalLM": "ministral3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Phi3ForCausalLM": "phi3",
@@ -73,6 +75,28 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "vocab_size": 32000,
         "num_key_value_heads": 8,
         "sliding_window": 4096,
+    },
+    "ministral": {
+        "max_position_embeddings": 131072,
+        "vocab_size": 32000,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+    "ministral3": {
+        "max_position_embeddings": 262144,
+        "vocab_size": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
     },
     "qwen2": {
         "max_position_embeddings": 32768,

@@ -25,7 +25,7 @@ from tercet.model.config_nemotron import as_layers
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 from tercet.model.text_part import WHOLES
 
-_WITHOUT_BIAS = ("mistral", "mixtral", "phi3", "minimax_m2", "qwen2", "qwen2_moe")
+_WITHOUT_BIAS = ("mistral", "ministral", "ministral3", "mixtral", "phi3", "minimax_m2", "qwen2", "qwen2_moe")
 """Families whose files may say attention_bias and mean nothing by it."""
 
 

@@ -61,20 +61,17 @@ HARMLESS = frozenset(
 # Fields above that transformers does not read for a family, with the values that say nothing there.
 UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": {"sliding_window": (None,), "use_sliding_window": (None, False)},
-    "mistral": {
-        "use_sliding_window": (None, True),
-        "max_window_layers": (None, 0),
-        "attention_bias": (None, False),
-        "mlp_bias": (None, False),
+    **{
+        family: {
+            "use_sliding_window": (None, True),
+            "max_window_layers": (None, 0),
+            "attention_bias": (None, False),
+            "mlp_bias": (None, False),
+        }
+        for family in ("mistral", "ministral", "ministral3", "phi3", "mixtral")
     },
     "qwen2": {"attention_bias": (None, False), "mlp_bias": (None, False)},
     "qwen3": {"mlp_bias": (None, False)},
-    "phi3": {
-        "use_sliding_window": (None, True),
-        "max_window_layers": (None, 0),
-        "attention_bias": (None, False),
-        "mlp_bias": (None, False),
-    },
     "smollm3": {"max_window_layers": (None, 0, 28)},
     "granite": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "olmo2": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
@@ -82,12 +79,6 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "seed_oss": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "gemma2": {"mlp_bias": (None, False)},
     "gemma3_text": {"mlp_bias": (None, False)},
-    "mixtral": {
-        "use_sliding_window": (None, True),
-        "max_window_layers": (None, 0),
-        "attention_bias": (None, False),
-        "mlp_bias": (None, False),
-    },
     "qwen2_moe": {"attention_bias": (None, False), "mlp_bias": (None, False)},
     "qwen3_moe": {"mlp_bias": (None, False)},
     "olmoe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},

@@ -19,10 +19,12 @@ _UNWINDOWED = (
     *DELTA_DEFAULTS,
     *MAMBA_DEFAULTS,
 )
-_ALIKE = (*_UNWINDOWED, "mistral", "mixtral", "phi3", "qwen3_moe")
+_ALIKE = (*_UNWINDOWED, "mistral", "ministral3", "mixtral", "phi3", "qwen3_moe")
 """Families whose layers are all alike, whatever layer_types says; those whose attention sees all among them."""
 _PARTIAL = ("phi3", "glm4_moe", "minimax_m2", *DELTA_DEFAULTS)
 """Families of whose heads only a part may turn."""
+_GROWING = ("ministral3",)
+"""Families whose queries grow with their position."""
 
 
 def layer_windows(config: Mapping[str, Any], family: str) -> tuple[int, ...]:
@@ -54,7 +56,8 @@ def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
     if family not in ("gemma3_text", "olmo3"):
         if family in DELTA_DEFAULTS:
             config = with_plain_positions(config)
-        return dict.fromkeys((FULL, SLIDING), parse_rope(_turned(config), partial=family in _PARTIAL))
+        rope = parse_rope(_turned(config), partial=family in _PARTIAL, grows=family in _GROWING)
+        return dict.fromkeys((FULL, SLIDING), rope)
     both = config.get("rope_parameters")
     if both is None:
         # As files had it before transformers 5: what is scaled is that of layers that see all.

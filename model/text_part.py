@@ -54,7 +54,9 @@ WHOLES = {
     "InternVLForConditionalGeneration": _Whole(
         "internvl", "qwen2", "Qwen2ForCausalLM", "qwen2", others=_BESIDE_INTERNVIT
     ),
-    "Mistral3ForConditionalGeneration": _Whole("mistral3", "mistral", "MistralForCausalLM", "mistral"),
+    "Mistral3ForConditionalGeneration": _Whole(
+        "mistral3", "mistral", "MistralForCausalLM", "mistral", others={"ministral3": "Ministral3ForCausalLM"}
+    ),
     "Qwen2VLForConditionalGeneration": _Whole("qwen2_vl", "qwen2_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),
     "Qwen2_5_VLForConditionalGeneration": _Whole(
         "qwen2_5_vl", "qwen2_5_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL

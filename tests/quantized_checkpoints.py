@@ -85,7 +85,8 @@ def fp8(rows: int, columns: int, scale: str = "weight_scale_inv", dtype: torch.d
                 numbers[place] = (weight[place] / scales[i, j].float()).to(torch.float8_e4m3fn)
                 meant[place] = numbers[place].float() * scales[i, j].float()
         one = scales.reshape(()) if scales.numel() == 1 and not rows else scales
-        return {"weight": numbers, scale: one, "input_scale": torch.ones(1)}, meant
+        of_activations = "input_scale" if scale == "weight_scale" else "activation_scale"
+        return {"weight": numbers, scale: one, of_activations: torch.ones(())}, meant
 
     return quantize
 

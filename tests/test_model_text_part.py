@@ -12,6 +12,7 @@ from transformers import AutoModelForImageTextToText, Gemma3Config, InternVLConf
 
 from checkpoints import random_prompts, randomize
 from families import FAMILIES, SHAPE
+from hub_mistral import MINISTRAL_3_8B
 from loaded_weights import load, tensors_of, weight_list
 from paged_sequences import CPU, Sequences, make_decoder
 from quantized_checkpoints import Way, fp8, quantized
@@ -61,9 +62,12 @@ def test_logits_are_those_of_the_whole(model: tuple[Path, Any], sees: bool, capl
     check_logits(folder, whole)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "gpt-oss"])
-def test_all_language_models_beside_internvit(family: str, tmp_path: Path) -> None:
-    check_logits(tmp_path, make(tmp_path, "internvl", family))
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [*(("internvl", family) for family in ("llama", "qwen3", "qwen3-moe", "gpt-oss")), ("mistral3", "ministral3")],
+)
+def test_all_language_models_beside_one_kind_of_eyes(name: str, family: str, tmp_path: Path) -> None:
+    check_logits(tmp_path, make(tmp_path, name, family))
 
 
 def check_logits(folder: Path, whole: Any) -> None:
@@ -110,6 +114,19 @@ def test_it_may_be_quantized(model: tuple[Path, Any], tmp_path: Path) -> None:
     stored, meant = quantized(
         folder, Way({"quant_method": "fp8", "weight_block_size": [16, 64]}, fp8(16, 64)), tmp_path
     )
+    wanted = weight_list(load(meant))
+    for kept in (False, True):
+        found = weight_list(load(stored, kept=kept))
+        assert any(isinstance(weight, ScaledWeight) for weight in found) == kept
+        assert all(torch.equal(plain(ours), theirs) for ours, theirs in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("family", ["ministral3"])
+def test_as_mistral_stores_it(family: str, tmp_path: Path) -> None:
+    """In FP8, one scale for each matrix and one for what it is multiplied by; but for what sees."""
+    make(tmp_path / "made", "mistral3", family)
+    way = Way(MINISTRAL_3_8B["quantization_config"], fp8(0, 0, dtype=torch.bfloat16))
+    stored, meant = quantized(tmp_path / "made", way, tmp_path, wanted=lambda name: "language_model" in name)
     wanted = weight_list(load(meant))
     for kept in (False, True):
         found = weight_list(load(stored, kept=kept))

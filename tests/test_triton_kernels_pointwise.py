@@ -24,6 +24,7 @@ from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
 from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
 from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.rotary import rotary
+from tercet.triton_kernels.scale_queries import scale_queries
 from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 from tercet.triton_kernels.soft_cap import soft_cap
@@ -139,6 +140,22 @@ def test_gate(place: Place, rows: int, width: int) -> None:
     place.check_rounded(gelu_and_mul(x), F.gelu(gate, approximate="tanh") * up)
 
 
+@pytest.mark.parametrize(("count", "queries", "row"), [(1, 2000, 2000), (9, 96, 130), (5, 64, 64), (0, 64, 64)])
+def test_scaled_queries(place: Place, count: int, queries: int, row: int) -> None:
+    """Rows may be parts of longer ones; positions outside the table count as its ends, padding stays as it is."""
+    x, scales = place.random(count, row + 8)[:, :row], torch.rand(900, device=place.device) + 0.5
+    scales[:40] = 1
+    positions = torch.randint(0, 900, (count,)).tolist()[2:] + [3, 1000][:count]
+    before, rows = x.clone(), place.ints([max(count - 3, 1)])
+    scale_queries(x, queries, place.ints(positions), scales)
+    of_rows = scales[torch.tensor(positions, dtype=torch.int64).clamp(max=899)].double()[:, None]
+    place.check_rounded(x[:, :queries], before[:, :queries].double() * of_rows)
+    assert torch.equal(x[:, queries:], before[:, queries:])
+    told = before.clone()
+    scale_queries(told, queries, place.ints(positions), scales, rows=rows)
+    assert torch.equal(told[: max(count - 3, 1)], x[: max(count - 3, 1)])
+
+
 @pytest.mark.parametrize(("rows", "width"), [(1, 1000), (9, 4096), (0, 64)])
 def test_soft_cap(place: Place, rows: int, width: int) -> None:
     x = place.random(rows, width) * 40
@@ -242,6 +259,9 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "qkv: got 8 columns, wanted 9 or more", lambda: qk_squares(x, 5, 4)
     yield "squares: got shape [2, 3, 2], wanted [*, 4, 2]", lambda: qk_norm(x, w[:6], 4, EPS, torch.zeros(2, 3, 2))
     yield "logits: got shape [8], wanted [*, *]", lambda: soft_cap(w, 30.0)
+    yield "x: got 8 columns, wanted 9 or more to scale", lambda: scale_queries(x, 9, ints, w)
+    yield "positions: got shape [3], wanted [4]", lambda: scale_queries(x, 8, ints[:3], w)
+    yield "scales: got torch.float16, wanted torch.float32", lambda: scale_queries(x, 8, ints, w.half())
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: silu_and_mul(torch.randn(4, 7))
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: gelu_and_mul(torch.randn(4, 7))
     yield "x: got strides [16, 2]", lambda: silu_and_mul(torch.randn(4, 16)[:, ::2])
