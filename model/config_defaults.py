@@ -35,6 +35,7 @@ FAMILIES = {
     "GptOssForCausalLM": "gpt_oss",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Mistral4ForCausalLM": "mistral4",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "YoutuForCausalLM": "youtu",
     "MiniCPM3ForCausalLM": "minicpm3",

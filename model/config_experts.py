@@ -26,6 +26,7 @@ EXPERT_NAMES = {
     "dots1": _GLM,
     "deepseek_v2": replace(_GLM, bias=""),
     "deepseek_v3": _GLM,
+    "mistral4": replace(_GLM, bias=""),
     "glm4_moe_lite": _GLM,
     "gpt_oss": _GPT_OSS,
     "granitemoehybrid": replace(_QWEN, shared="shared_experts"),
@@ -44,6 +45,7 @@ _COUNTS = {
     "gpt_oss": 128,
     "deepseek_v2": 64,
     "deepseek_v3": 256,
+    "mistral4": 128,
     "glm4_moe_lite": 64,
 }
 """Where config.json is silent."""
@@ -66,7 +68,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
             layers = _sparse_layers(config)
         case "nemotron_h":
             layers, scale = frozenset(config["moe_layers"]), number(config, "routed_scaling_factor", 1.0)
-        case "glm4_moe" | "dots1" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite":
+        case "glm4_moe" | "dots1" | "deepseek_v2" | "deepseek_v3" | "mistral4" | "glm4_moe_lite":
             layers = _listed_layers(config) if family == "glm4_moe_lite" else _later_layers(config)
             scale, shared = number(config, "routed_scaling_factor", 1.0), positive(config, "n_shared_experts")
     if not layers:

@@ -142,6 +142,14 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "norm_topk_prob": (None, False),
     },
     "deepseek_v3": {**_LATENTS_EXPERTS, "rope_interleave": None},
+    "mistral4": {
+        **_LATENTS_EXPERTS,
+        "rope_interleave": None,
+        "scoring_func": (None, "softmax"),
+        "topk_method": (None, "greedy"),
+        # Its groups would be as good as their best two experts together.
+        **dict.fromkeys(("n_group", "topk_group"), (1,)),
+    },
     "glm4_moe_lite": {**_LATENTS_EXPERTS, **dict.fromkeys(("rope_interleave", "mlp_layer_types"))},
     "youtu": {**_LATENTS, **dict.fromkeys(("rope_interleave", "embedding_initializer_range"))},
     "qwen3_next": {**_DELTA, **_QWEN_EXPERTS, "shared_expert_intermediate_size": None},

@@ -94,7 +94,7 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     **{
         family: {"sliding_window": (None,), "use_sliding_window": (None, False)}
         for family in (
-            *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3"),
+            *("deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite", "youtu", "minicpm3"),
             *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
             *("granitemoehybrid", "nemotron_h"),
         )

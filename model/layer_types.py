@@ -8,7 +8,7 @@ from typing import Any
 
 from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_fields import flag, positive
-from tercet.model.config_latents import LATENT_DEFAULTS
+from tercet.model.config_latents import LATENT_DEFAULTS, without_turned_share
 from tercet.model.config_mamba import MAMBA_DEFAULTS, turns
 from tercet.model.rope import Rope, parse_rope, with_plain_positions
 
@@ -23,7 +23,7 @@ _ALIKE = (*_UNWINDOWED, "mistral", "ministral3", "mixtral", "phi3", "qwen3_moe")
 """Families whose layers are all alike, whatever layer_types says; those whose attention sees all among them."""
 _PARTIAL = ("phi3", "glm4_moe", "minimax_m2", *DELTA_DEFAULTS)
 """Families of whose heads only a part may turn."""
-_GROWING = ("ministral3",)
+_GROWING = ("ministral3", "mistral4")
 """Families whose queries grow with their position."""
 
 
@@ -56,6 +56,8 @@ def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
     if family not in ("gemma3_text", "olmo3"):
         if family in DELTA_DEFAULTS:
             config = with_plain_positions(config)
+        if family == "mistral4":
+            config = without_turned_share(config)
         rope = parse_rope(_turned(config), partial=family in _PARTIAL, grows=family in _GROWING)
         return dict.fromkeys((FULL, SLIDING), rope)
     both = config.get("rope_parameters")

@@ -49,13 +49,14 @@ _BESIDE_INTERNVIT = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
+_BESIDE_PIXTRAL = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
 WHOLES = {
     "Gemma3ForConditionalGeneration": _Whole("gemma3", "gemma3_text", "Gemma3ForCausalLM", "gemma3_text"),
     "InternVLForConditionalGeneration": _Whole(
         "internvl", "qwen2", "Qwen2ForCausalLM", "qwen2", others=_BESIDE_INTERNVIT
     ),
     "Mistral3ForConditionalGeneration": _Whole(
-        "mistral3", "mistral", "MistralForCausalLM", "mistral", others={"ministral3": "Ministral3ForCausalLM"}
+        "mistral3", "mistral", "MistralForCausalLM", "mistral", others=_BESIDE_PIXTRAL
     ),
     "Qwen2VLForConditionalGeneration": _Whole("qwen2_vl", "qwen2_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),
     "Qwen2_5_VLForConditionalGeneration": _Whole(

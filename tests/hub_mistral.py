@@ -67,6 +67,47 @@ _OF_THE_THIRD: dict[str, Any] = {
     "rope_parameters": {**_YARN, "factor": 16.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0},
 }
 MINISTRAL_3_8B: dict[str, Any] = {**_WHOLE, "text_config": _OF_THE_THIRD, "quantization_config": _FP8}
+MISTRAL_SMALL_4: dict[str, Any] = {
+    **_WHOLE,
+    "tie_word_embeddings": False,
+    "quantization_config": _FP8,
+    "text_config": {
+        **_TEXT,
+        "attention_bias": False,
+        "first_k_dense_replace": 0,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "kv_lora_rank": 256,
+        "max_position_embeddings": 1048576,
+        "model_type": "mistral4",
+        "moe_intermediate_size": 2048,
+        "n_group": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 32,
+        "output_router_logits": False,
+        "pretraining_tp": 1,
+        "q_lora_rank": 1024,
+        "qk_head_dim": 128,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-06,
+        "rope_interleave": True,
+        "rope_parameters": {
+            **_YARN,
+            "factor": 128.0,
+            "original_max_position_embeddings": 8192,
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 10000.0,
+        },
+        "routed_scaling_factor": 1.0,
+        "topk_group": 1,
+        "v_head_dim": 128,
+    },
+}
 MISTRAL_MEDIUM_3_5: dict[str, Any] = {
     **MINISTRAL_3_8B,
     "text_config": {

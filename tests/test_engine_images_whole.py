@@ -77,7 +77,7 @@ def test_conversations(kind: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "language"), [("mistral3", "ministral3")])
+@pytest.mark.parametrize(("kind", "language"), [("mistral3", "ministral3"), ("mistral3", "mistral4")])
 def test_conversations_with_other_language_models(kind: str, language: str) -> None:
     check_conversations(seeing(kind, language=language))
 

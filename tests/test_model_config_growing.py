@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, Ministral3Config
 
 from checkpoints import checkpoint, random_prompts
-from hub_mistral import MINISTRAL_3_8B, MISTRAL_MEDIUM_3_5
+from hub_mistral import MINISTRAL_3_8B, MISTRAL_MEDIUM_3_5, MISTRAL_SMALL_4
 from llama_fields import LLAMA
 from paged_sequences import Sequences, make_decoder
 from tercet.model.checkpoint import parse_settings
@@ -21,7 +21,11 @@ from tercet.model.vision_reader import read_vision_config
 from weight_sizes import num_in_matrices
 
 CPU = torch.device("cpu")
-PUBLIC = {"ministral-3-8b": MINISTRAL_3_8B, "mistral-medium-3.5": MISTRAL_MEDIUM_3_5}
+PUBLIC = {
+    "ministral-3-8b": MINISTRAL_3_8B,
+    "mistral-medium-3.5": MISTRAL_MEDIUM_3_5,
+    "mistral-small-4": MISTRAL_SMALL_4,
+}
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}
 SMALL: dict[str, Any] = {
     **LLAMA, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "rope_parameters": YARN,
@@ -92,6 +96,24 @@ def test_what_is_served_without_growth_says_the_same() -> None:
 def test_refuses_by_name(rope: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_config({**SMALL, "rope_parameters": rope})
+
+
+SMALL_4 = MISTRAL_SMALL_4["text_config"] | {"architectures": ["Mistral4ForCausalLM"]}
+SHARE = {**SMALL_4["rope_parameters"], "partial_rotary_factor": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n_group": 8}, "n_group is 8, which would change the result; supported: 1"),
+        ({"n_group": None}, "n_group is None, which would change the result; supported: 1"),
+        ({"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid', which would change the result"),
+        ({"rope_parameters": SHARE}, r"partial_rotary_factor is 0.25; want that of qk_rope_head_dim \(64\)"),
+    ],
+)
+def test_refuses_of_latents_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_config({**SMALL_4, **fields})
 
 
 def test_other_families_know_no_growth() -> None:

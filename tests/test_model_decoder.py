@@ -108,7 +108,7 @@ WITH_STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "granite-h-d
     ("size", "families"),
     [
         (2, [*ON_TWO, *WITH_EXPERTS, *WITH_LATENTS, *WITH_STATES]),
-        long(2, ["deepseek-v3", "youtu", "minicpm3"]),
+        long(2, ["deepseek-v3", "youtu", "minicpm3", "ministral3", "mistral4"]),
         long(4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3", "olmo2", "deepseek-v2", "deepseek-v3"]),
     ],
 )
