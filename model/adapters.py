@@ -69,6 +69,8 @@ class _Module:
     num_out: int
     first_in: int
     rows: tuple[_Rows, ...]
+    pairs: int = 0
+    """As `Move` has it."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,8 @@ def _fill_product(
             for rows in module.rows:
                 into = low_rank.up_ANQ[index, rows.place, : pair.rank]
                 ends = rows.first, rows.first + len(into)
-                fill(Move(pair.up, shapes[pair.up], 0, *ends, into, factor=pair.scale), adapter.tensors)
+                up = Move(pair.up, shapes[pair.up], 0, *ends, into, factor=pair.scale, pairs=module.pairs)
+                fill(up, adapter.tensors)
 
 
 def _products(config: ModelConfig, layer: int, rank: int, size: int, *, interleaved: bool) -> dict[str, _Product]:
@@ -237,7 +240,7 @@ def _stacked(config: ModelConfig, prefix: str, stack: Stack, *, in_turns: bool) 
         modules = [_Module(f"{prefix}{stack.name}_proj", hidden, above, 0, tuple(places))]
     else:
         modules = [
-            _Module(f"{prefix}{part.name}_proj", hidden, part.whole, 0, (rows,))
+            _Module(f"{prefix}{part.name}_proj", hidden, part.whole, 0, (rows,), part.pairs)
             for part, rows in zip(stack.parts, places, strict=True)
         ]
     return _Product(tuple(modules), hidden, stack.count)

@@ -76,6 +76,9 @@ class ModelConfig:
     """Queries and keys are normed, each head by itself."""
     wide_qk_norm: bool = False
     """Queries and keys are normed, all heads of a token together."""
+    turns_in_pairs: bool = False
+    """In the checkpoint neighbours of a head turn together: rows of queries and keys are read in another order, and
+    halves do here. Latents have their own."""
     sinks: bool = False
     """Of each query's attention a part goes nowhere: as much as a number of its head's own, among the scores, takes."""
     latent: Latent | None = None

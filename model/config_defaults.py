@@ -9,6 +9,7 @@ from typing import Any
 from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_latents import LATENT_DEFAULTS
 from tercet.model.config_mamba import MAMBA_DEFAULTS
+from tercet.model.expert_defaults import EXPERT_DEFAULTS
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -31,6 +32,8 @@ FAMILIES = {
     "OlmoeForCausalLM": "olmoe",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Dots1ForCausalLM": "dots1",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "GptOssForCausalLM": "gpt_oss",
     "DeepseekV2ForCausalLM": "deepseek_v2",
@@ -60,6 +63,7 @@ def _named(ending: str) -> dict[str, str]:
 # The same without what makes logits: models that were trained to embed texts are often saved so.
 HEADLESS = _named("Model")
 _NO_CLASSIFIERS = (
+    *("ernie4_5", "ernie4_5_moe"),
     *("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text"),
     *MAMBA_DEFAULTS,
 )
@@ -170,88 +174,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 10_000.0,
         "tie_word_embeddings": True,
     },
-    "mixtral": {
+    "ernie4_5": {
         "max_position_embeddings": 131072,
-        "vocab_size": 32000,
-        "num_key_value_heads": 8,
-        "rope_theta": 1_000_000.0,
-        "rms_norm_eps": 1e-5,
-        "num_experts_per_tok": 2,
-    },
-    "qwen2_moe": {
-        "max_position_embeddings": 32768,
-        "vocab_size": 151936,
-        "num_key_value_heads": 16,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "qkv_bias": True,
-    },
-    "olmoe": {
-        "max_position_embeddings": 4096,
-        "vocab_size": 50304,
-        "rms_norm_eps": 1e-5,
-        "num_experts_per_tok": 8,
-    },
-    "glm4_moe": {
-        "max_position_embeddings": 131072,
-        "vocab_size": 151552,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "partial_rotary_factor": 0.5,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 1408,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "norm_topk_prob": True,
-    },
-    "dots1": {
-        "max_position_embeddings": 2048,
-        "vocab_size": 152064,
-        "sliding_window": 4096,
-        "max_window_layers": 62,
-        "moe_intermediate_size": 1408,
-        "first_k_dense_replace": 0,
-    },
-    "minimax_m2": {
-        "max_position_embeddings": 196608,
-        "vocab_size": 200064,
-        "num_key_value_heads": 8,
+        "vocab_size": 103424,
+        "num_key_value_heads": 2,
         "head_dim": 128,
-        "rope_theta": 5_000_000.0,
-        "num_experts_per_tok": 8,
-    },
-    "gpt_oss": {
-        "max_position_embeddings": 131072,
-        "vocab_size": 201088,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
         "rms_norm_eps": 1e-5,
-        "rope_theta": 150_000.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "truncate": False,
-        },
-        "sliding_window": 128,
-        "attention_bias": True,
-        "num_experts_per_tok": 4,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
     },
-    "qwen3_moe": {
-        "max_position_embeddings": 32768,
-        "vocab_size": 151936,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
+    **EXPERT_DEFAULTS,
     **LATENT_DEFAULTS,
     **DELTA_DEFAULTS,
     **MAMBA_DEFAULTS,
@@ -284,6 +216,7 @@ def traits(family: str) -> dict[str, Any]:
         "qk_norm": has_delta or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1"),
         "gated_attention": has_delta,
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),
+        "turns_in_pairs": family in ("ernie4_5", "ernie4_5_moe"),
         "sinks": family == "gpt_oss",
         "stacked": family == "phi3",
     }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tercet.model.blocks import Clamp, ExpertNames, Experts
-from tercet.model.config_fields import flag, number, positive
+from tercet.model.config_fields import flag, number, positive, whole_number
 
 _MIXTRAL = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
 _QWEN = ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
@@ -28,11 +28,14 @@ EXPERT_NAMES = {
     "deepseek_v3": _GLM,
     "mistral4": replace(_GLM, bias=""),
     "glm4_moe_lite": _GLM,
+    "ernie4_5_moe": replace(_GLM, bias="moe_statics.e_score_correction_bias", bias_is_row=True),
     "gpt_oss": _GPT_OSS,
     "granitemoehybrid": replace(_QWEN, shared="shared_experts"),
     "nemotron_h": replace(_GLM, gate=""),
 }
 """What the families that have experts call them."""
+_NORMED = ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid", "ernie4_5_moe")
+"""Whose weights of a token's experts add up to one, whatever config.json says."""
 _COUNTS = {
     "mixtral": 8,
     "minimax_m2": 256,
@@ -47,8 +50,11 @@ _COUNTS = {
     "deepseek_v3": 256,
     "mistral4": 128,
     "glm4_moe_lite": 64,
+    "ernie4_5_moe": 64,
 }
 """Where config.json is silent."""
+_EACH = {"ernie4_5_moe": ("moe_k", 6)}
+"""Another name for how many serve a token, and how many do where config.json is silent."""
 
 
 def experts(config: Mapping[str, Any], family: str) -> Experts | None:
@@ -66,6 +72,8 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
             size_name = "intermediate_size"
         case "qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_5_moe_text":
             layers = _sparse_layers(config)
+        case "ernie4_5_moe":
+            layers, shared = _layers_between(config), whole_number(config, "moe_num_shared_experts")
         case "nemotron_h":
             layers, scale = frozenset(config["moe_layers"]), number(config, "routed_scaling_factor", 1.0)
         case "glm4_moe" | "dots1" | "deepseek_v2" | "deepseek_v3" | "mistral4" | "glm4_moe_lite":
@@ -74,7 +82,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     if not layers:
         return None
     size = positive(config, size_name)
-    count, each = _count(config, family), positive(config, "num_experts_per_tok")
+    count, each = _count(config, family), _each(config, family)
     if each > count:
         raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
     groups, best_groups = _groups(config, family, count, each)
@@ -89,12 +97,13 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         count=count,
         each=each,
         intermediate_size=size,
-        normed=family in ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid") or flag(config, "norm_topk_prob"),
+        normed=family in _NORMED or flag(config, "norm_topk_prob"),
         scale=scale,
         groups=groups,
         best_groups=best_groups,
         shared=shared,
         shared_gated=shared_gated,
+        counts_by_share=family == "ernie4_5_moe",
         clamp=clamp,
         layers=layers,
         scored_in_float32=family == "deepseek_v2" or bool(EXPERT_NAMES[family].bias),
@@ -135,10 +144,17 @@ def _groups(config: Mapping[str, Any], family: str, count: int, each: int) -> tu
 
 def _later_layers(config: Mapping[str, Any], first: int = 0) -> frozenset[int]:
     """All but so many, which have one MLP. `first`: where nothing is said."""
-    first = config.get("first_k_dense_replace", first)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise ValueError(f"config.json: first_k_dense_replace is {first!r}; want a whole number")
-    return frozenset(range(first, config["num_hidden_layers"]))
+    return frozenset(range(whole_number(config, "first_k_dense_replace", first), config["num_hidden_layers"]))
+
+
+def _layers_between(config: Mapping[str, Any]) -> frozenset[int]:
+    """Every so many layers, from one on and up to another, or the last."""
+    step, first = positive(config, "moe_layer_interval"), whole_number(config, "moe_layer_start_index")
+    last, num_layers = config["moe_layer_end_index"], config["num_hidden_layers"]
+    if last != -1:
+        last = whole_number(config, "moe_layer_end_index")
+    layers = range(first, num_layers if last == -1 else min(last + 1, num_layers))
+    return frozenset(layer for layer in layers if (layer + 1) % step == 0)
 
 
 def _listed_layers(config: Mapping[str, Any]) -> frozenset[int]:
@@ -158,14 +174,28 @@ def _listed_layers(config: Mapping[str, Any]) -> frozenset[int]:
 
 def _count(config: Mapping[str, Any], family: str) -> int:
     """Files have either name, by the version of transformers that wrote them."""
-    names = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in config]
-    counts = {positive(config, name) for name in names}
-    if len(counts) > 1:
-        said = " and ".join(f"{name} is {config[name]}" for name in names)
-        raise ValueError(f"config.json: {said}; want one number")
-    if not counts and family not in _COUNTS:
+    names = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+    count = _agreed(config, names) or _COUNTS.get(family)
+    if count is None:
         raise ValueError("config.json: n_routed_experts is missing; want a positive whole number")
-    return counts.pop() if counts else _COUNTS[family]
+    return count
+
+
+def _each(config: Mapping[str, Any], family: str) -> int:
+    if family not in _EACH:
+        return positive(config, "num_experts_per_tok")
+    name, silent = _EACH[family]
+    return _agreed(config, (name, "num_experts_per_tok")) or silent
+
+
+def _agreed(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """What all of the names say that are there."""
+    there = [name for name in names if name in config]
+    numbers = {positive(config, name) for name in there}
+    if len(numbers) > 1:
+        said = " and ".join(f"{name} is {config[name]}" for name in there)
+        raise ValueError(f"config.json: {said}; want one number")
+    return numbers.pop() if numbers else None
 
 
 def _sparse_layers(config: Mapping[str, Any]) -> frozenset[int]:

@@ -124,6 +124,18 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
         # As OpenAI's own files call what others say too.
         **dict.fromkeys(("experts_per_token", "initial_context_length")),
     },
+    "ernie4_5": {"use_bias": None},
+    "ernie4_5_moe": {
+        **_EXPERTS,
+        **dict.fromkeys(("moe_num_experts", "moe_k", "moe_intermediate_size", "moe_num_shared_experts")),
+        **dict.fromkeys(("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")),
+        "use_bias": (None, False),
+        "moe_gate_act": (None, "softmax"),
+        "moe_use_aux_free": (None, True),
+        "moe_norm_min": (None, 1e-12),
+        # Of training, and of layers that guess further tokens.
+        **dict.fromkeys(("moe_gate", "moe_capacity", "num_nextn_predict_layers")),
+    },
     "minimax_m2": {
         **_EXPERTS,
         **dict.fromkeys(("rotary_dim", "attn_type_list")),
@@ -215,6 +227,14 @@ def positive(
         raise ValueError(f"{file}: {name} is {value!r}; want a positive whole number")
     if value > most:
         raise ValueError(f"{file}: {name} is {value}; want {most} at most")
+    return value
+
+
+def whole_number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """0 or one above it, or raise."""
+    value = config.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"config.json: {name} is {value!r}; want a whole number")
     return value
 
 

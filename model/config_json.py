@@ -27,6 +27,10 @@ from tercet.model.text_part import WHOLES
 
 _WITHOUT_BIAS = ("mistral", "ministral", "ministral3", "mixtral", "phi3", "minimax_m2", "qwen2", "qwen2_moe")
 """Families whose files may say attention_bias and mean nothing by it."""
+_MLP_BIASED = ("llama", "smollm3", "granite", "seed_oss", "ernie4_5")
+"""Families whose MLPs may have biases."""
+_BIASES = dict.fromkeys(("ernie4_5", "ernie4_5_moe"), "use_bias")
+"""Where one field says of all biases whether they are there."""
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ValueError(f"config.json: rms_norm_eps is {eps!r}; want a small positive number")
     max_positions = positive(config, "max_position_embeddings")
-    attention_bias = family not in _WITHOUT_BIAS and flag(config, "attention_bias")
+    attention_bias = family not in _WITHOUT_BIAS and flag(config, _BIASES.get(family, "attention_bias"))
     num_layers = positive(config, "num_hidden_layers", most=MOST_LAYERS)
     ropes = ropes_by_type(config, family)
     rope = ropes[FULL]
@@ -117,7 +121,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         classifier=classifier_of(raw) if classifies else None,
         qkv_bias=flag(config, "qkv_bias") if family == "qwen2_moe" else family == "qwen2" or attention_bias,
         o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "glm4_moe" and attention_bias,
-        mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
+        mlp_bias=family in _MLP_BIASED and flag(config, _BIASES.get(family, "mlp_bias")),
         latent=latents,
         carried=delta(config, family) or mamba(config, family),
         experts=many,

@@ -85,6 +85,15 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "glm4_moe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "gpt_oss": {"use_sliding_window": (None,), "mlp_bias": (None, False)},
     "dots1": {"use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    **{
+        family: {
+            "sliding_window": (None,),
+            "use_sliding_window": (None, False),
+            "attention_bias": (None, False),
+            "mlp_bias": (None, False),
+        }
+        for family in ("ernie4_5", "ernie4_5_moe")
+    },
     "minimax_m2": {
         "sliding_window": (None,),
         "use_sliding_window": (None, False),

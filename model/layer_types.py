@@ -14,7 +14,7 @@ from tercet.model.rope import Rope, parse_rope, with_plain_positions
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _UNWINDOWED = (
-    *("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2"),
+    *("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2", "ernie4_5", "ernie4_5_moe"),
     *LATENT_DEFAULTS,
     *DELTA_DEFAULTS,
     *MAMBA_DEFAULTS,

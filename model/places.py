@@ -5,7 +5,7 @@ Knows types, ranks and what may be kept as it is stored; which tensors there are
 Shape suffixes as in `rank_weights.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,23 @@ class Move:
     shift: float = 0.0
     factor: float = 1.0
     rest: bool = False
+    pairs: int = 0
+    """So many rows make a head, whose neighbours turn together: one of each two goes to its first half, the other to its
+    second. 0: rows are as they come."""
+
+    def parted(self, row: int, count: int) -> Iterator[tuple[Weight, slice]]:
+        """Where `count` rows go, of which the first is `row` in all; and of each place, which of these it takes."""
+        if not self.pairs:
+            yield self.into[row : row + count], slice(0, count)
+            return
+        half = self.pairs // 2
+        for head in range(row // self.pairs * self.pairs, row + count, self.pairs):
+            begin, end = max(head, row), min(head + self.pairs, row + count)
+            for turn in range(2):
+                first = begin + (begin - head + turn) % 2
+                place = head + turn * half + (first - head) // 2
+                if first < end:
+                    yield self.into[place : place + (end - first + 1) // 2], slice(first - row, end - row, 2)
 
     def changed(self, piece: Tensor) -> Tensor:
         """What goes into `into` for a piece of what was read: in fp32, to be rounded once."""
@@ -98,9 +115,9 @@ class Places:
         self.rows(name, length, 0, into)
         return into
 
-    def rows(self, name: str, whole: int, start: int, into: Weight) -> None:
-        """Fill `into` with rows `start` and on of a tensor that has `whole` rows."""
-        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into))
+    def rows(self, name: str, whole: int, start: int, into: Weight, *, pairs: int = 0) -> None:
+        """Fill `into` with rows `start` and on of a tensor that has `whole` rows. `pairs`: see `Move`."""
+        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into, pairs=pairs))
 
     def columns(self, name: str, rows: int, whole: int) -> Weight:
         """This rank's share of the columns."""

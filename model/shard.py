@@ -41,6 +41,8 @@ class Part:
     whole: int
     start: int
     count: int
+    pairs: int = 0
+    """As `Move` has it."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ class ShardBuilder:
 
     def qkv(self) -> Stack:
         query, kv = self._head_rows()
-        return Stack("qkv", (Part("q", *query), Part("k", *kv), Part("v", *kv)))
+        pairs = self.config.head_dim if self.config.turns_in_pairs else 0
+        return Stack("qkv", (Part("q", *query, pairs), Part("k", *kv, pairs), Part("v", *kv)))
 
     def _wide_qk_norm(self, prefix: str) -> Tensor:
         (q_whole, q_start, query), (k_whole, k_start, key) = self._head_rows()
@@ -225,10 +228,10 @@ class ShardBuilder:
         for index, part in enumerate(stack.parts):
             place = into[index :: len(stack.parts)] if in_turns else into[first : first + part.count]
             if self.config.stacked:
-                whole = sum(each.whole for each in stack.parts)
-                self.places.rows(f"{prefix}{stack.name}_proj.{kind}", whole, above + part.start, place)
+                name, whole, start = stack.name, sum(each.whole for each in stack.parts), above + part.start
             else:
-                self.places.rows(f"{prefix}{part.name}_proj.{kind}", part.whole, part.start, place)
+                name, whole, start = part.name, part.whole, part.start
+            self.places.rows(f"{prefix}{name}_proj.{kind}", whole, start, place, pairs=part.pairs)
             first += part.count
             above += part.whole
 

@@ -162,24 +162,32 @@ def fill(move: Move, checkpoint: Checkpoint) -> None:
     what, row = (move.name, move.dim, move.start, move.stop), 0
     if isinstance(move.into, ScaledWeight):
         assert isinstance(checkpoint, ScaledCheckpoint)  # nothing of others is kept
-        for numbers_RI, scales_RG, zeros_RG in checkpoint.read_scaled(*what):
-            place = move.into[row : row + len(numbers_RI)]
-            if place.is_mx:
-                _fill_mx(move, place, numbers_RI, scales_RG)
-            elif zeros_RG is None:
-                place.numbers_NJ.copy_(stored(numbers_RI))
-                place.scales_GN.copy_(scales_RG.t())
-            else:
-                place.numbers_NJ.copy_(packed(numbers_RI))
-                place.scales_GN.copy_(with_zeros(scales_RG.t().to(place.of_scales), zeros_RG.t(), place.dtype))
-            row += len(numbers_RI)
+        for piece in checkpoint.read_scaled(*what):
+            count = len(piece.numbers_RI)
+            for place, rows in move.parted(row, count):
+                assert isinstance(place, ScaledWeight)
+                _fill_scaled(move, place, piece.rows(rows))
+            row += count
     else:
         for piece in checkpoint.read(*what):
-            into = move.into[row : row + len(piece)]
-            # To the device first, then to the type: the device converts faster.
-            into.copy_(move.changed(piece.to(into.device)).view(into.shape))
+            for into, rows in move.parted(row, len(piece)):
+                assert isinstance(into, Tensor)
+                # To the device first, then to the type: the device converts faster.
+                into.copy_(move.changed(piece[rows].to(into.device)).view(into.shape))
             row += len(piece)
     assert row == len(move.into)
+
+
+def _fill_scaled(move: Move, place: ScaledWeight, piece: ScaledRows) -> None:
+    numbers_RI, scales_RG, zeros_RG = piece
+    if place.is_mx:
+        _fill_mx(move, place, numbers_RI, scales_RG)
+    elif zeros_RG is None:
+        place.numbers_NJ.copy_(stored(numbers_RI))
+        place.scales_GN.copy_(scales_RG.t())
+    else:
+        place.numbers_NJ.copy_(packed(numbers_RI))
+        place.scales_GN.copy_(with_zeros(scales_RG.t().to(place.of_scales), zeros_RG.t(), place.dtype))
 
 
 def _fill_mx(move: Move, place: ScaledWeight, codes_RI: Tensor, powers_RG: Tensor) -> None:
@@ -201,7 +209,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _guesses(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is of a layer behind the last: nothing needs those that are not expected."""
-    if name.startswith("mtp."):  # as Qwen's files have them, whatever config.json says
+    if name.startswith(("mtp.", "model.mtp_")):  # as Qwen's files and ERNIE's have them, whatever config.json says
         return True
     layer = name.removeprefix(LAYERS).partition(".")[0]
     return layer.isdigit() and 0 <= int(layer) - config.num_layers < config.guessing_layers

@@ -34,6 +34,7 @@ from transformers import (
 from families_delta import OF_DELTA
 from families_mamba import OF_MAMBA
 from families_mistral import OF_MISTRAL
+from families_turning import OF_TURNING
 
 VOCAB_SIZE = 419
 """Prime: no number of ranks divides it."""
@@ -287,4 +288,5 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     **OF_DELTA,
     **OF_MAMBA,
     **OF_MISTRAL,
+    **OF_TURNING,
 }

@@ -28,7 +28,7 @@ from whole_engine import GREEDY, generate
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 FAMILIES = ["mistral", "phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss"]
-FAMILIES += ["ministral", "ministral3"]
+FAMILIES += ["ministral", "ministral3", "ernie4.5", "ernie4.5-bias", "ernie4.5-moe"]
 FAMILIES += ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "dots1", "minimax-m2", "gpt-oss"]
 LATENTS = ["deepseek-v2-groups", "deepseek-v3", "mistral4", "glm4-moe-lite", "youtu", "minicpm3"]
 STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "nemotron-h"]
@@ -38,6 +38,8 @@ REAL_HEADS = {
 }
 """Of Mamba; of gated delta layers it is what others have."""
 FAMILIES += LATENTS + STATES
+WHOLE_HEADS = "granite", "olmo2", "olmoe", "qwen2-moe", "dots1", "ernie4.5-moe"
+"""Of which hidden size and number of heads say the size of a head."""
 MANY = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "max_position_embeddings": 1024}
 LIMITS = {"page_size": 64, "kv_cache_memory": 256 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 1024}
 
@@ -55,6 +57,7 @@ def larger(family: str, folder: Path) -> Path:
         "qwen3-moe": {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
         "deepseek-v2-groups": {"n_routed_experts": 160, "n_group": 8, "topk_group": 3, "num_experts_per_tok": 6},
         "deepseek-v3": {"n_routed_experts": 256, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8},
+        "ernie4.5-moe": {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 192},
         "mistral4": {"n_routed_experts": 128, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
         "glm4-moe-lite": {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
         "qwen3-next": {"num_experts": 512, "num_experts_per_tok": 10, "mlp_only_layers": []},
@@ -64,7 +67,7 @@ def larger(family: str, folder: Path) -> Path:
         "nemotron-h": {"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 128}
         | {"moe_shared_expert_intermediate_size": 256},
     }.get(family, {})
-    heads = {} if family in ("granite", "olmo2", "olmoe", "qwen2-moe", "dots1") else {"head_dim": 128}
+    heads = {} if family in WHOLE_HEADS else {"head_dim": 128}
     if family in ("phi3", "olmo3"):
         heads = {"num_attention_heads": 4}  # with a window, and as wide as Hopper's kernels want them
     if family in LATENTS:

@@ -55,6 +55,7 @@ WANT_A_NUMBER = (
     "Qwen3Moe",
     "Glm4Moe",
     "Dots1",
+    "Ernie4_5_Moe",
     "MiniMax",
     "GptOss",
     "Qwen3Next",

@@ -1,0 +1,24 @@
+"""Tiny shapes of families whose heads are turned or normed in ways of their own, as transformers' configurations have
+them."""
+
+from typing import Any
+
+from transformers import Ernie4_5_MoeConfig, Ernie4_5Config, PreTrainedConfig
+
+OF_TURNING: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "ernie4.5": (Ernie4_5Config, {"head_dim": 24}),
+    "ernie4.5-bias": (Ernie4_5Config, {"head_dim": 24, "use_bias": True, "tie_word_embeddings": False}),
+    # Without padding: transformers makes its row of the embedding zeros when it loads one.
+    "ernie4.5-moe": (
+        Ernie4_5_MoeConfig,
+        {
+            "pad_token_id": None,
+            "num_hidden_layers": 4,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 40,
+            "moe_layer_end_index": 2,
+        },
+    ),
+}
