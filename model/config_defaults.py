@@ -23,6 +23,7 @@ FAMILIES = {
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
+    "Exaone4ForCausalLM": "exaone4",
     "SeedOssForCausalLM": "seed_oss",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
@@ -141,6 +142,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 500_000.0,
         "sliding_window": 4096,
     },
+    "exaone4": {
+        "max_position_embeddings": 2048,
+        "vocab_size": 102400,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
     "seed_oss": {
         "max_position_embeddings": 524288,
         "vocab_size": 155136,
@@ -205,15 +214,16 @@ def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
 def traits(family: str) -> dict[str, Any]:
     """The fields of a ModelConfig that follow from the family alone, whatever kind of file it is in."""
     is_gemma, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
+    ends_normed = is_olmo or family == "exaone4"
     has_delta = family in DELTA_DEFAULTS
     return {
         "family": family,
         "activation": "gelu" if is_gemma else "relu2" if family == "nemotron_h" else "silu",
         "float32_norms": is_gemma or has_delta,
         "fits_float16": not is_gemma,
-        "input_norms": not is_olmo,
-        "block_norms": is_gemma or is_olmo,
-        "qk_norm": has_delta or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1"),
+        "input_norms": not ends_normed,
+        "block_norms": is_gemma or ends_normed,
+        "qk_norm": has_delta or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4"),
         "gated_attention": has_delta,
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),
         "turns_in_pairs": family in ("ernie4_5", "ernie4_5_moe"),

@@ -25,7 +25,9 @@ from tercet.model.config_nemotron import as_layers
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 from tercet.model.text_part import WHOLES
 
-_WITHOUT_BIAS = ("mistral", "ministral", "ministral3", "mixtral", "phi3", "minimax_m2", "qwen2", "qwen2_moe")
+_WITHOUT_BIAS = (
+    *("mistral", "ministral", "ministral3", "mixtral", "phi3", "exaone4", "minimax_m2", "qwen2", "qwen2_moe"),
+)
 """Families whose files may say attention_bias and mean nothing by it."""
 _MLP_BIASED = ("llama", "smollm3", "granite", "seed_oss", "ernie4_5")
 """Families whose MLPs may have biases."""

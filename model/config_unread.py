@@ -75,6 +75,7 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "smollm3": {"max_window_layers": (None, 0, 28)},
     "granite": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "olmo2": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    "exaone4": {"use_sliding_window": (None, False), "attention_bias": (None, False), "mlp_bias": (None, False)},
     "olmo3": {"use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "seed_oss": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "gemma2": {"mlp_bias": (None, False)},

@@ -48,6 +48,8 @@ def layer_ropes(config: Mapping[str, Any], family: str, ropes: Mapping[str, Rope
     types = _types(config, family)
     if not turns(config, family):
         return (None,) * len(types)
+    if family == "exaone4" and SLIDING in types:
+        return tuple(ropes[kind] if kind == SLIDING else None for kind in types)
     return tuple(ropes[kind] for kind in types)
 
 
@@ -134,6 +136,9 @@ def _silent_types(config: Mapping[str, Any], family: str) -> list[str]:
             slides = [(layer + 1) % 4 != 0 for layer in layers]
         case _ if _window(config, family) is None:
             slides = [False for _ in layers]
+        case "exaone4":
+            pattern = positive(config, "sliding_window_pattern")
+            slides = [(layer + 1) % pattern != 0 for layer in layers]
         case "smollm3":
             slides = [not turns for turns in _layers_that_turn(config)]
         case "qwen2_moe":

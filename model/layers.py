@@ -198,14 +198,13 @@ class Layer:
 
     def _project_heads(self, residual: Residual, inputs: StepInputs, kv: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """q, k, v rows of the `first` tokens; queries of those behind, whose K and V are written."""
-        weights = self.weights
-        assert weights.input_norm_D is not None  # where norms are behind blocks alone, heads are normed together
+        weights, norm_D = self.weights, self.weights.input_norm_D
         dtype, device = weights.qkv_ND.dtype, weights.qkv_ND.device
         heads = self._num_heads, self.config.head_dim
         places_T, cos_sin_PR = self._turns(inputs)
         qkv_TN = torch.empty(first, len(weights.qkv_ND), dtype=dtype, device=device)
         q_THD = torch.empty(len(inputs.positions_T) - first, *heads, dtype=dtype, device=device)
-        for part in residual.normed(weights.input_norm_D):
+        for part in residual.as_it_is() if norm_D is None else residual.normed(norm_D):
             start, end = part.rows.start, part.rows.stop
             begin = min(max(start, first), end)
             ahead = begin - start

@@ -39,7 +39,7 @@ class Move:
     factor: float = 1.0
     rest: bool = False
     pairs: int = 0
-    """So many rows make a head, whose neighbours turn together: one of each two goes to its first half, the other to its
+    """So many rows make a head, whose neighbours turn together: one of each two goes to its first half, one to its
     second. 0: rows are as they come."""
 
     def parted(self, row: int, count: int) -> Iterator[tuple[Weight, slice]]:

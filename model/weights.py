@@ -162,11 +162,11 @@ def fill(move: Move, checkpoint: Checkpoint) -> None:
     what, row = (move.name, move.dim, move.start, move.stop), 0
     if isinstance(move.into, ScaledWeight):
         assert isinstance(checkpoint, ScaledCheckpoint)  # nothing of others is kept
-        for piece in checkpoint.read_scaled(*what):
-            count = len(piece.numbers_RI)
+        for scaled in checkpoint.read_scaled(*what):
+            count = len(scaled.numbers_RI)
             for place, rows in move.parted(row, count):
                 assert isinstance(place, ScaledWeight)
-                _fill_scaled(move, place, piece.rows(rows))
+                _fill_scaled(move, place, scaled.rows(rows))
             row += count
     else:
         for piece in checkpoint.read(*what):

@@ -3,7 +3,7 @@ them."""
 
 from typing import Any
 
-from transformers import Ernie4_5_MoeConfig, Ernie4_5Config, PreTrainedConfig
+from transformers import Ernie4_5_MoeConfig, Ernie4_5Config, Exaone4Config, PreTrainedConfig
 
 OF_TURNING: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "ernie4.5": (Ernie4_5Config, {"head_dim": 24}),
@@ -21,4 +21,6 @@ OF_TURNING: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "moe_layer_end_index": 2,
         },
     ),
+    "exaone4": (Exaone4Config, {"head_dim": 24, "sliding_window": 12, "sliding_window_pattern": 2}),
+    "exaone4-whole": (Exaone4Config, {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
 }

@@ -9,14 +9,19 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from checkpoints import make_checkpoint
-from hub_turning import ERNIE_4_5_A3B, ERNIE_4_5_SMALL
+from hub_turning import ERNIE_4_5_A3B, ERNIE_4_5_SMALL, EXAONE_4_32B, EXAONE_4_SMALL
 from loaded_weights import load
 from tercet.model.checkpoint import parse_settings
 from tercet.model.config_json import parse_config
 from tercet.model.rope import rotary_table
 from weight_sizes import num_in_matrices
 
-PUBLIC = {"ernie-4.5-0.3b": ERNIE_4_5_SMALL, "ernie-4.5-21b-a3b": ERNIE_4_5_A3B}
+PUBLIC = {
+    "ernie-4.5-0.3b": ERNIE_4_5_SMALL,
+    "ernie-4.5-21b-a3b": ERNIE_4_5_A3B,
+    "exaone-4-1.2b": EXAONE_4_SMALL,
+    "exaone-4-32b": EXAONE_4_32B,
+}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -39,8 +44,8 @@ def test_what_public_files_say_is_known(name: str, caplog: pytest.LogCaptureFixt
     assert (ours.experts.layers if ours.experts else set()) == sparse
 
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 4}
-SILENT = {"Ernie4_5ForCausalLM": "ernie4_5", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe"}
+SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 32}
+SILENT = {"Ernie4_5ForCausalLM": "ernie4_5", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe", "Exaone4ForCausalLM": "exaone4"}
 
 
 @pytest.mark.parametrize("architecture", SILENT)
@@ -49,6 +54,22 @@ def test_silence_means_what_it_means_to_transformers(architecture: str) -> None:
     told = AutoConfig.for_model(family, **SIZES).to_dict()
     silent = {"architectures": [architecture], "model_type": family, **SIZES}
     assert parse_config(silent) == parse_config({**told, **silent, "dtype": None})
+
+
+def test_layers_that_see_all_have_no_positions_beside_windows() -> None:
+    """As EXAONE says it in one of two ways; where there are no windows, all have."""
+    listed = parse_config(EXAONE_4_32B)
+    silent = {name: value for name, value in EXAONE_4_32B.items() if name != "layer_types"}
+    assert parse_config({**silent, "sliding_window_pattern": 4}) == listed
+    assert listed.layer_windows == (4096, 4096, 4096, 0) * 16
+    assert [rope is None for rope in listed.layer_ropes] == [False, False, False, True] * 16
+    whole = parse_config(EXAONE_4_SMALL)
+    assert whole.layer_windows == (0,) * 30
+    assert whole.layer_ropes == (whole.rope,) * 30
+    with pytest.raises(ValueError, match="sliding_window_pattern is 'LLLG'; want a positive whole number"):
+        parse_config(silent)
+    with pytest.raises(ValueError, match="asks for sliding_attention, but sliding_window is not in use"):
+        parse_config({**EXAONE_4_32B, "sliding_window": None})
 
 
 def test_layers_with_experts_lie_between_two() -> None:
