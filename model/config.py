@@ -74,6 +74,8 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     """Queries and keys are normed, each head by itself."""
+    qk_norm_behind: bool = False
+    """They are so when they have turned."""
     wide_qk_norm: bool = False
     """Queries and keys are normed, all heads of a token together."""
     turns_in_pairs: bool = False

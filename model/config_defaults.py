@@ -24,6 +24,8 @@ FAMILIES = {
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
     "Exaone4ForCausalLM": "exaone4",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
     "SeedOssForCausalLM": "seed_oss",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
@@ -150,6 +152,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
         "sliding_window_pattern": 4,
     },
+    "hunyuan_v1_dense": {"max_position_embeddings": 2048, "vocab_size": 290943, "rms_norm_eps": 1e-5},
     "seed_oss": {
         "max_position_embeddings": 524288,
         "vocab_size": 155136,
@@ -214,7 +217,7 @@ def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
 def traits(family: str) -> dict[str, Any]:
     """The fields of a ModelConfig that follow from the family alone, whatever kind of file it is in."""
     is_gemma, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
-    ends_normed = is_olmo or family == "exaone4"
+    ends_normed, is_hunyuan = is_olmo or family == "exaone4", family in ("hunyuan_v1_dense", "hunyuan_v1_moe")
     has_delta = family in DELTA_DEFAULTS
     return {
         "family": family,
@@ -223,7 +226,8 @@ def traits(family: str) -> dict[str, Any]:
         "fits_float16": not is_gemma,
         "input_norms": not ends_normed,
         "block_norms": is_gemma or ends_normed,
-        "qk_norm": has_delta or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4"),
+        "qk_norm": has_delta or is_hunyuan or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4"),
+        "qk_norm_behind": is_hunyuan,
         "gated_attention": has_delta,
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),
         "turns_in_pairs": family in ("ernie4_5", "ernie4_5_moe"),

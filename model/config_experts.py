@@ -29,12 +29,13 @@ EXPERT_NAMES = {
     "mistral4": replace(_GLM, bias=""),
     "glm4_moe_lite": _GLM,
     "ernie4_5_moe": replace(_GLM, bias="moe_statics.e_score_correction_bias", bias_is_row=True),
+    "hunyuan_v1_moe": replace(_QWEN, router="gate.wg", shared="shared_mlp"),
     "gpt_oss": _GPT_OSS,
     "granitemoehybrid": replace(_QWEN, shared="shared_experts"),
     "nemotron_h": replace(_GLM, gate=""),
 }
 """What the families that have experts call them."""
-_NORMED = ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid", "ernie4_5_moe")
+_NORMED = ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid", "ernie4_5_moe", "hunyuan_v1_moe")
 """Whose weights of a token's experts add up to one, whatever config.json says."""
 _COUNTS = {
     "mixtral": 8,
@@ -51,9 +52,10 @@ _COUNTS = {
     "mistral4": 128,
     "glm4_moe_lite": 64,
     "ernie4_5_moe": 64,
+    "hunyuan_v1_moe": 1,
 }
 """Where config.json is silent."""
-_EACH = {"ernie4_5_moe": ("moe_k", 6)}
+_EACH = {"ernie4_5_moe": ("moe_k", 6), "hunyuan_v1_moe": ("moe_topk", 1)}
 """Another name for how many serve a token, and how many do where config.json is silent."""
 
 
@@ -72,6 +74,8 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
             size_name = "intermediate_size"
         case "qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_5_moe_text":
             layers = _sparse_layers(config)
+        case "hunyuan_v1_moe":
+            config, size_name, shared = _of_all_layers(config), "intermediate_size", 1
         case "ernie4_5_moe":
             layers, shared = _layers_between(config), whole_number(config, "moe_num_shared_experts")
         case "nemotron_h":
@@ -106,7 +110,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         counts_by_share=family == "ernie4_5_moe",
         clamp=clamp,
         layers=layers,
-        scored_in_float32=family == "deepseek_v2" or bool(EXPERT_NAMES[family].bias),
+        scored_in_float32=family in ("deepseek_v2", "hunyuan_v1_moe") or bool(EXPERT_NAMES[family].bias),
         names=EXPERT_NAMES[family],
     )
 
@@ -145,6 +149,22 @@ def _groups(config: Mapping[str, Any], family: str, count: int, each: int) -> tu
 def _later_layers(config: Mapping[str, Any], first: int = 0) -> frozenset[int]:
     """All but so many, which have one MLP. `first`: where nothing is said."""
     return frozenset(range(whole_number(config, "first_k_dense_replace", first), config["num_hidden_layers"]))
+
+
+def _of_all_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With one number where Hunyuan's files have a list of one for each layer. Its experts and the MLP that all tokens
+    share are of one size."""
+    names = "num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"
+    alike = {name: config[name] for name in names if name in config}
+    for name, value in alike.items():
+        if isinstance(value, list):
+            if len(value) < config["num_hidden_layers"] or any(one != value[0] for one in value):
+                raise ValueError(f"config.json: {name} is {value!r}; want one number for all layers")
+            alike[name] = value[0]
+    for name, wanted in (("num_shared_expert", 1), ("moe_intermediate_size", config["intermediate_size"])):
+        if alike.get(name, wanted) != wanted:
+            raise ValueError(f"config.json: {name} is {alike[name]!r}; supported: {wanted}")
+    return {**config, **alike}
 
 
 def _layers_between(config: Mapping[str, Any]) -> frozenset[int]:

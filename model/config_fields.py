@@ -105,6 +105,18 @@ _MAMBA: dict[str, tuple[Any, ...] | None] = {
     "mamba_proj_bias": (None, False),
     "attention_bias": (None, False),
 }
+_HUNYUAN: dict[str, tuple[Any, ...] | None] = {
+    "norm_type": (None, "rms", "rms_norm"),
+    "use_qk_norm": (None, True),
+    "use_rotary_pos_emb": (None, True),
+    "use_cla": (None, False),
+    "add_classification_head": (None, False),
+    "attention_head_dim": None,  # as head_dim
+    # Of classes of their own, of training, and numbers of tokens.
+    **dict.fromkeys(("cla_share_factor", "class_num", "dense_list", "pool_type", "enable_lm_head_fp32", "auto_map")),
+    **dict.fromkeys(("org_vocab_size", "eod_token_id", "im_start_id", "im_end_id", "im_newline_id", "mask_init_id")),
+    **dict.fromkeys(("pad_id", "sep_token_id", "text_start_id", "text_end_id")),
+}
 # What families know in other ways. None: they read it, whatever it is.
 _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "smollm3": dict.fromkeys(("no_rope_layers", "no_rope_layer_interval")),
@@ -113,6 +125,22 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "gemma3_text": {**_GEMMA, "rope_local_base_freq": None, "sliding_window_pattern": None},
     "exaone4": {"sliding_window_pattern": None},
     "seed_oss": {"attention_out_bias": None},
+    "hunyuan_v1_dense": {**_HUNYUAN, "num_experts": (None, 1)},
+    "hunyuan_v1_moe": {
+        **_HUNYUAN,
+        **_EXPERTS,
+        **dict.fromkeys(("moe_topk", "num_shared_expert", "moe_intermediate_size")),
+        "norm_topk_prob": (None, True),
+        "moe_layer_num_skipped": (None, 0),
+        "use_mixed_mlp_moe": (None, True),
+        "use_mla": (None, False),
+        "group_limited_greedy": (None, False),
+        "position_embedding_xdrope": (None, False),
+        # What those three would read, and of training.
+        **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
+        **dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor", "xdrope_section")),
+        **dict.fromkeys(("moe_drop_tokens", "moe_random_routing_dropped_token", "capacity_factor")),
+    },
     "mixtral": _EXPERTS,
     "qwen2_moe": {**_QWEN_EXPERTS, **dict.fromkeys(("shared_expert_intermediate_size", "qkv_bias"))},
     "qwen3_moe": _QWEN_EXPERTS,

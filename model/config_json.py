@@ -19,7 +19,7 @@ from tercet.model.config_delta import delta
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.config_guesser import guesser
-from tercet.model.config_latents import latent, share_of_head
+from tercet.model.config_latents import latent, size_of_head
 from tercet.model.config_mamba import mamba
 from tercet.model.config_nemotron import as_layers
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
@@ -79,7 +79,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     hidden_size = positive(config, "hidden_size")
     latents = latent(config, family)
     if latents is None:
-        head_dim, num_kv_heads = _head_dim(config), positive(config, "num_key_value_heads", num_heads)
+        head_dim, num_kv_heads = size_of_head(config), positive(config, "num_key_value_heads", num_heads)
     else:
         head_dim, num_kv_heads = latents.still + latents.turned, 1
     eps = config.get("rms_norm_eps", 1e-6)
@@ -158,10 +158,6 @@ def _family(raw: Mapping[str, Any]) -> str:
 def _size_of_mlp(family: str, has_experts: bool) -> str:
     """The field that says it: Granite's hybrids have what all tokens share, and experts or not."""
     return "shared_intermediate_size" if family == "granitemoehybrid" and not has_experts else "intermediate_size"
-
-
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return positive(config, "head_dim") if "head_dim" in config else share_of_head(config)
 
 
 def _multipliers(config: Mapping[str, Any], family: str) -> tuple[float, float, float]:

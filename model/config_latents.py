@@ -136,6 +136,11 @@ def without_turned_share(config: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
+def size_of_head(config: Mapping[str, Any]) -> int:
+    """How many numbers a head has, where there are no latents."""
+    return positive(config, "head_dim") if "head_dim" in config else share_of_head(config)
+
+
 def share_of_head(config: Mapping[str, Any]) -> int:
     """How many numbers a head has where nothing is said of them: its part of as many as hidden states have."""
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")

@@ -95,6 +95,10 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
         }
         for family in ("ernie4_5", "ernie4_5_moe")
     },
+    **{
+        family: {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)}
+        for family in ("hunyuan_v1_dense", "hunyuan_v1_moe")
+    },
     "minimax_m2": {
         "sliding_window": (None,),
         "use_sliding_window": (None, False),

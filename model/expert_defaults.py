@@ -76,6 +76,7 @@ EXPERT_DEFAULTS: dict[str, dict[str, Any]] = {
         "moe_layer_end_index": -1,
         "moe_layer_interval": 1,
     },
+    "hunyuan_v1_moe": {"max_position_embeddings": 2048, "vocab_size": 290943, "rms_norm_eps": 1e-5},
     "minimax_m2": {
         "max_position_embeddings": 196608,
         "vocab_size": 200064,

@@ -8,13 +8,15 @@ from typing import Any
 
 from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_fields import flag, positive
-from tercet.model.config_latents import LATENT_DEFAULTS, without_turned_share
+from tercet.model.config_latents import LATENT_DEFAULTS, size_of_head, without_turned_share
 from tercet.model.config_mamba import MAMBA_DEFAULTS, turns
-from tercet.model.rope import Rope, parse_rope, with_plain_positions
+from tercet.model.config_positions import with_plain_positions, with_stretched_base
+from tercet.model.rope import Rope, parse_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _UNWINDOWED = (
     *("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2", "ernie4_5", "ernie4_5_moe"),
+    *("hunyuan_v1_dense", "hunyuan_v1_moe"),
     *LATENT_DEFAULTS,
     *DELTA_DEFAULTS,
     *MAMBA_DEFAULTS,
@@ -60,6 +62,8 @@ def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
             config = with_plain_positions(config)
         if family == "mistral4":
             config = without_turned_share(config)
+        if family in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+            config = with_stretched_base(config, size_of_head(config))
         rope = parse_rope(_turned(config), partial=family in _PARTIAL, grows=family in _GROWING)
         return dict.fromkeys((FULL, SLIDING), rope)
     both = config.get("rope_parameters")

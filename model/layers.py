@@ -188,7 +188,7 @@ class Layer:
         """
         weights = self.weights
         between = weights.qkv_bias_N, weights.qk_norm_J, self.query_scales_P
-        plain = not self.deterministic and all(one is None for one in between)
+        plain = not (self.deterministic or self.config.qk_norm_behind) and all(one is None for one in between)
         return plain and can_fuse_prologue(num_tokens, weights.qkv_ND, kv[0], self.cos_sin_PR.shape[1])
 
     def _turns(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
@@ -242,6 +242,7 @@ class Layer:
             self._num_heads,
             inputs.num_tokens_1,
             first,
+            behind=self.config.qk_norm_behind,
         )
 
     def _attend_decodes(

@@ -146,16 +146,6 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False, grows: bool 
     return replace(rope, turned=turned)
 
 
-def with_plain_positions(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Qwen's images have positions in three dimensions; in text the three are one and the same."""
-    config = dict(config)
-    for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(name), Mapping) and "mrope_section" in rope:
-            plain = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
-            config[name] = {key: "default" if value == "mrope" else value for key, value in plain.items()}
-    return config
-
-
 def rotary_tables(
     ropes: Iterable[Rope | None], head_dim: int, rotary_dim: int, num_positions: int, device: torch.device
 ) -> dict[Rope | None, Tensor]:

@@ -117,6 +117,8 @@ class ShardBuilder:
         config, places, hidden = self.config, self.places, self.config.hidden_size
         attention = f"{prefix}{attention_name(carried)}."
         heads_normed = config.qk_norm and carried is None
+        names_behind = "query_layernorm", "key_layernorm"
+        q_norm, k_norm = names_behind if config.qk_norm_behind else ("q_norm", "k_norm")
         # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
         behind = config.block_norms
         ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
@@ -124,8 +126,8 @@ class ShardBuilder:
             input_norm_D=places.norm(f"{prefix}input_layernorm", hidden) if config.input_norms else None,
             qkv_ND=self._first_product(attention, carried),
             qkv_bias_N=self._stacked_biases(attention, self.qkv()) if config.qkv_bias else None,
-            q_norm_H=places.norm(f"{attention}q_norm", config.head_dim) if heads_normed else None,
-            k_norm_H=places.norm(f"{attention}k_norm", config.head_dim) if heads_normed else None,
+            q_norm_H=places.norm(f"{attention}{q_norm}", config.head_dim) if heads_normed else None,
+            k_norm_H=places.norm(f"{attention}{k_norm}", config.head_dim) if heads_normed else None,
             qk_norm_J=self._wide_qk_norm(attention) if config.wide_qk_norm else None,
             sinks_H=self._sinks(attention) if config.sinks else None,
             latent=latent_weights(places, config, attention) if config.latent else None,

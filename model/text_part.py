@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tercet.model.config_positions import with_plain_positions
 from tercet.model.renamed import Renamed
-from tercet.model.rope import with_plain_positions
 from tercet.model.weights import Files
 
 

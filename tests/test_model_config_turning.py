@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from checkpoints import make_checkpoint
-from hub_turning import ERNIE_4_5_A3B, ERNIE_4_5_SMALL, EXAONE_4_32B, EXAONE_4_SMALL
+from hub_turning import ERNIE_4_5_A3B, ERNIE_4_5_SMALL, EXAONE_4_32B, EXAONE_4_SMALL, HUNYUAN_7B, HUNYUAN_A13B
 from loaded_weights import load
 from tercet.model.checkpoint import parse_settings
 from tercet.model.config_json import parse_config
@@ -21,6 +21,8 @@ PUBLIC = {
     "ernie-4.5-21b-a3b": ERNIE_4_5_A3B,
     "exaone-4-1.2b": EXAONE_4_SMALL,
     "exaone-4-32b": EXAONE_4_32B,
+    "hunyuan-7b": HUNYUAN_7B,
+    "hunyuan-a13b": HUNYUAN_A13B,
 }
 
 
@@ -44,8 +46,10 @@ def test_what_public_files_say_is_known(name: str, caplog: pytest.LogCaptureFixt
     assert (ours.experts.layers if ours.experts else set()) == sparse
 
 
+ALPHA = HUNYUAN_7B["rope_scaling"]
 SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 32}
 SILENT = {"Ernie4_5ForCausalLM": "ernie4_5", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe", "Exaone4ForCausalLM": "exaone4"}
+SILENT |= {"HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense", "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe"}
 
 
 @pytest.mark.parametrize("architecture", SILENT)
@@ -80,6 +84,22 @@ def test_layers_with_experts_lie_between_two() -> None:
         assert experts.layers == layers
 
 
+def test_a_base_is_stretched_once_and_for_all() -> None:
+    ours = parse_config(HUNYUAN_7B)
+    assert (ours.rope.kind, ours.rope.theta) == ("default", pytest.approx(10_000 * 1000 ** (128 / 126)))
+    assert ours.resolve_max_model_len(None) == 32768
+    plain = parse_config({**HUNYUAN_7B, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    assert (plain.rope.kind, plain.rope.theta) == ("dynamic", 10_000)
+
+
+def test_numbers_of_all_layers_are_one() -> None:
+    single = {"moe_topk": 8, "num_shared_expert": 1, "moe_intermediate_size": 3072}
+    assert parse_config({**HUNYUAN_A13B, **single}) == parse_config(HUNYUAN_A13B)
+    experts = parse_config(HUNYUAN_A13B).experts
+    assert experts is not None
+    assert (experts.count, experts.each, experts.shared, experts.intermediate_size) == (64, 8, 1, 3072)
+
+
 def test_names_of_how_many_experts_agree() -> None:
     other = {name: value for name, value in ERNIE_4_5_A3B.items() if name not in ("moe_k", "moe_num_experts")}
     again = {**other, "num_experts_per_tok": 6, "num_experts": 64}
@@ -102,6 +122,19 @@ def test_names_of_how_many_experts_agree() -> None:
         (ERNIE_4_5_A3B, {"moe_layer_end_index": -2}, "moe_layer_end_index is -2; want a whole number"),
         (ERNIE_4_5_A3B, {"moe_layer_interval": 0}, "moe_layer_interval is 0; want a positive whole number"),
         (ERNIE_4_5_A3B, {"moe_num_shared_experts": -1}, "moe_num_shared_experts is -1; want a whole number"),
+        (HUNYUAN_7B, {"use_qk_norm": False}, "use_qk_norm is False, which would change the result"),
+        (HUNYUAN_7B, {"use_cla": True}, "use_cla is True, which would change the result"),
+        (HUNYUAN_7B, {"num_experts": 8}, "num_experts is 8, which would change the result"),
+        (HUNYUAN_7B, {"norm_type": "layer"}, "norm_type is 'layer', which would change the result"),
+        (HUNYUAN_7B, {"rope_scaling": ALPHA | {"alpha": -1.0}}, "alpha is -1.0; want a number over 0"),
+        (HUNYUAN_7B, {"rope_scaling": ALPHA | {"beta": 1.0}}, r"hold \['beta'\], which this type does not know"),
+        (HUNYUAN_7B, {"head_dim": 2}, "head_dim is 2; want 4 at least beside an alpha of positions"),
+        (HUNYUAN_A13B, {"moe_topk": [8] * 31 + [4]}, r"moe_topk is \[8, .*\]; want one number for all layers"),
+        (HUNYUAN_A13B, {"moe_topk": [8] * 31}, r"moe_topk is \[8, .*\]; want one number for all layers"),
+        (HUNYUAN_A13B, {"num_shared_expert": 2}, "num_shared_expert is 2; supported: 1"),
+        (HUNYUAN_A13B, {"moe_intermediate_size": 1024}, "moe_intermediate_size is 1024; supported: 3072"),
+        (HUNYUAN_A13B, {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped is 1, which would change the result"),
+        (HUNYUAN_A13B, {"use_mla": True}, "use_mla is True, which would change the result"),
         (ERNIE_4_5_SMALL, {"use_bias": 1}, "use_bias is 1; want true or false"),
     ],
 )

@@ -84,10 +84,12 @@ def test_tokens_and_decode_rows_ahead(
         ("qwen2", False, False),
         ("exaone4", False, True),
         ("ministral3", False, False),
+        ("hunyuan", False, False),
     ],
 )
 def test_which_models(family: str, deterministic: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where a head's squares are summed in one order everywhere, nor with a bias, nor where queries grow."""
+    """Not where a head's squares are summed in one order everywhere, with a bias, nor where queries grow or heads are
+    normed when they have turned."""
     monkeypatch.setattr(layers, "can_fuse_prologue", lambda *sizes: True)
     layer = make_decoder(checkpoint(family), layout="plain", deterministic=deterministic)._layers[0]
     assert layer._ends_in_prologue(5000, torch.empty(2, 1, 1, 1, 1)) == wanted

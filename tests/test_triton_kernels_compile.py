@@ -22,7 +22,6 @@ from tercet.triton_kernels import (
     matmul,
     qk_norm,
     rotary,
-    scale_queries,
     scaled_embedding,
     silu_and_mul,
     soft_cap,
@@ -211,8 +210,6 @@ def test_pointwise(capability: int) -> None:
         lambda: qk_norm.qk_norm(x, w[:3072], 2048, 1e-6),
         lambda: qk_norm.qk_norm(x, w[:3072], 2048, 1e-6, meta(2, 7, 2, dtype=torch.float32)),
         lambda: rotary.rotary(meta(7, 16, 128), meta(7, 8, 128), positions, table),
-        lambda: scale_queries.scale_queries(x, 2048, positions, table[:, 0].contiguous()),
-        lambda: scale_queries.scale_queries(x, 2048, positions, table[:, 0].contiguous(), rows=positions[:1]),
     ]
     for call in calls:
         with compiling_for(capability) as kernels:

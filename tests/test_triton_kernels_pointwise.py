@@ -24,7 +24,6 @@ from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
 from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
 from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.rotary import rotary
-from tercet.triton_kernels.scale_queries import scale_queries
 from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 from tercet.triton_kernels.soft_cap import soft_cap
@@ -140,22 +139,6 @@ def test_gate(place: Place, rows: int, width: int) -> None:
     place.check_rounded(gelu_and_mul(x), F.gelu(gate, approximate="tanh") * up)
 
 
-@pytest.mark.parametrize(("count", "queries", "row"), [(1, 2000, 2000), (9, 96, 130), (5, 64, 64), (0, 64, 64)])
-def test_scaled_queries(place: Place, count: int, queries: int, row: int) -> None:
-    """Rows may be parts of longer ones; positions outside the table count as its ends, padding stays as it is."""
-    x, scales = place.random(count, row + 8)[:, :row], torch.rand(900, device=place.device) + 0.5
-    scales[:40] = 1
-    positions = torch.randint(0, 900, (count,)).tolist()[2:] + [3, 1000][:count]
-    before, rows = x.clone(), place.ints([max(count - 3, 1)])
-    scale_queries(x, queries, place.ints(positions), scales)
-    of_rows = scales[torch.tensor(positions, dtype=torch.int64).clamp(max=899)].double()[:, None]
-    place.check_rounded(x[:, :queries], before[:, :queries].double() * of_rows)
-    assert torch.equal(x[:, queries:], before[:, queries:])
-    told = before.clone()
-    scale_queries(told, queries, place.ints(positions), scales, rows=rows)
-    assert torch.equal(told[: max(count - 3, 1)], x[: max(count - 3, 1)])
-
-
 @pytest.mark.parametrize(("rows", "width"), [(1, 1000), (9, 4096), (0, 64)])
 def test_soft_cap(place: Place, rows: int, width: int) -> None:
     x = place.random(rows, width) * 40
@@ -208,7 +191,7 @@ def test_write_kv(place: Place, kv_heads: int, dim: int) -> None:
     check_cache(caches[1], cells, list(v))
 
 
-@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("normed_where", ["nowhere", "ahead", "behind"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary_dim"),
     [
@@ -220,22 +203,31 @@ def test_write_kv(place: Place, kv_heads: int, dim: int) -> None:
 )
 @pytest.mark.parametrize("count", [1, 13, long(4), *([523] if HAVE_GPU else [])])
 def test_prologue(
-    place: Place, count: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, with_norms: bool
+    place: Place, count: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, normed_where: str
 ) -> None:
+    """Heads are normed before they turn or, if they turn whole, when they have: whatever that makes of their length."""
+    behind = normed_where == "behind"
+    rotary_dim = dim if behind else rotary_dim
     num_pages = 10
     caches = place.nan_caches(num_pages, kv_heads, PAGE, dim)
     qkv = place.random(count, (heads + 2 * kv_heads) * dim)
     cells, positions = cells_of(place, count, num_pages), torch.randint(0, 900, (count,)).tolist()
     angles, table = rotary_angles(900, rotary_dim, place.device)
+    with_norms, longer = normed_where != "nowhere", 1.3 if behind else 1.0
     norms = (place.random(dim), 1 + place.random(dim).float() / 7) if with_norms else (None, None)
     q, k, v = qkv.clone().view(count, -1, dim).split([heads, kv_heads, kv_heads], 1)
     got = attention_prologue(
-        qkv, place.ints(positions), place.ints(cells, torch.int64), table, *norms, EPS, *caches, heads
-    )
+        qkv, place.ints(positions), place.ints(cells, torch.int64), table * longer, *norms, EPS, *caches, heads,
+        behind=behind,
+    )  # fmt: skip
+    if behind:
+        q, k = turned(q, positions, angles) * longer, turned(k, positions, angles) * longer
     if norms[0] is not None and norms[1] is not None:
         q, k = normed(q, norms[0]), normed(k, norms[1])
-    place.check_rounded(got, turned(q, positions, angles))
-    keys = turned(k, positions, angles)
+    if not behind:
+        q, k = turned(q, positions, angles), turned(k, positions, angles)
+    place.check_rounded(got, q)
+    keys = k
     kept = [index for index, cell in enumerate(cells) if 0 <= cell < num_pages * PAGE]
     at = torch.tensor([cells[index] for index in kept], device=place.device)
     place.check_rounded(caches[0][at // PAGE, :, at % PAGE], keys[kept])
@@ -259,9 +251,6 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "qkv: got 8 columns, wanted 9 or more", lambda: qk_squares(x, 5, 4)
     yield "squares: got shape [2, 3, 2], wanted [*, 4, 2]", lambda: qk_norm(x, w[:6], 4, EPS, torch.zeros(2, 3, 2))
     yield "logits: got shape [8], wanted [*, *]", lambda: soft_cap(w, 30.0)
-    yield "x: got 8 columns, wanted 9 or more to scale", lambda: scale_queries(x, 9, ints, w)
-    yield "positions: got shape [3], wanted [4]", lambda: scale_queries(x, 8, ints[:3], w)
-    yield "scales: got torch.float16, wanted torch.float32", lambda: scale_queries(x, 8, ints, w.half())
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: silu_and_mul(torch.randn(4, 7))
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: gelu_and_mul(torch.randn(4, 7))
     yield "x: got strides [16, 2]", lambda: silu_and_mul(torch.randn(4, 16)[:, ::2])
@@ -283,6 +272,14 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield (
         "got one, wanted both or neither",
         lambda: attention_prologue(qkv, ints, slots, table, w, None, EPS, *caches, 6),
+    )
+    yield (
+        "behind: got no norms, or heads of which a part turns",
+        lambda: attention_prologue(qkv, ints, slots, table, None, None, EPS, *caches, 6, behind=True),
+    )
+    yield (
+        "behind: got no norms, or heads of which a part turns",
+        lambda: attention_prologue(qkv, ints, slots, table[:, :4].contiguous(), w, w, EPS, *caches, 6, behind=True),
     )
 
 
