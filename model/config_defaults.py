@@ -23,6 +23,7 @@ FAMILIES = {
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
+    "ArceeForCausalLM": "arcee",
     "Exaone4ForCausalLM": "exaone4",
     "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
@@ -144,6 +145,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 500_000.0,
         "sliding_window": 4096,
     },
+    "arcee": {"max_position_embeddings": 4096, "vocab_size": 32000, "rms_norm_eps": 1e-5},
     "exaone4": {
         "max_position_embeddings": 2048,
         "vocab_size": 102400,
@@ -221,7 +223,7 @@ def traits(family: str) -> dict[str, Any]:
     has_delta = family in DELTA_DEFAULTS
     return {
         "family": family,
-        "activation": "gelu" if is_gemma else "relu2" if family == "nemotron_h" else "silu",
+        "activation": "gelu" if is_gemma else "relu2" if family in ("nemotron_h", "arcee") else "silu",
         "float32_norms": is_gemma or has_delta,
         "fits_float16": not is_gemma,
         "input_norms": not ends_normed,

@@ -29,7 +29,7 @@ _WITHOUT_BIAS = (
     *("mistral", "ministral", "ministral3", "mixtral", "phi3", "exaone4", "minimax_m2", "qwen2", "qwen2_moe"),
 )
 """Families whose files may say attention_bias and mean nothing by it."""
-_MLP_BIASED = ("llama", "smollm3", "granite", "seed_oss", "ernie4_5")
+_MLP_BIASED = ("llama", "arcee", "smollm3", "granite", "seed_oss", "ernie4_5")
 """Families whose MLPs may have biases."""
 _BIASES = dict.fromkeys(("ernie4_5", "ernie4_5_moe"), "use_bias")
 """Where one field says of all biases whether they are there."""

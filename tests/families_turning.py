@@ -1,9 +1,10 @@
-"""Tiny shapes of families whose heads are turned or normed in ways of their own, as transformers' configurations have
-them."""
+"""Tiny shapes of families whose heads are turned or normed in ways of their own, or MLPs without gates, as
+transformers' configurations have them."""
 
 from typing import Any
 
 from transformers import (
+    ArceeConfig,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -29,6 +30,11 @@ OF_TURNING: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "moe_intermediate_size": 40,
             "moe_layer_end_index": 2,
         },
+    ),
+    "arcee": (ArceeConfig, {"hidden_act": "relu2"}),
+    "arcee-bias": (
+        ArceeConfig,
+        {"head_dim": 24, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
     "hunyuan": (HunYuanDenseV1Config, {"head_dim": 24, "tie_word_embeddings": True, **_ALPHA}),
     "hunyuan-bias": (HunYuanDenseV1Config, {"head_dim": 24, "attention_bias": True}),

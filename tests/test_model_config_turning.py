@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from checkpoints import make_checkpoint
-from hub_turning import ERNIE_4_5_A3B, ERNIE_4_5_SMALL, EXAONE_4_32B, EXAONE_4_SMALL, HUNYUAN_7B, HUNYUAN_A13B
+from hub_turning import ARCEE, ERNIE_4_5_A3B, ERNIE_4_5_SMALL, EXAONE_4_32B, EXAONE_4_SMALL, HUNYUAN_7B, HUNYUAN_A13B
 from loaded_weights import load
 from tercet.model.checkpoint import parse_settings
 from tercet.model.config_json import parse_config
@@ -17,6 +17,7 @@ from tercet.model.rope import rotary_table
 from weight_sizes import num_in_matrices
 
 PUBLIC = {
+    "afm-4.5b": ARCEE,
     "ernie-4.5-0.3b": ERNIE_4_5_SMALL,
     "ernie-4.5-21b-a3b": ERNIE_4_5_A3B,
     "exaone-4-1.2b": EXAONE_4_SMALL,
@@ -49,7 +50,11 @@ def test_what_public_files_say_is_known(name: str, caplog: pytest.LogCaptureFixt
 ALPHA = HUNYUAN_7B["rope_scaling"]
 SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 32}
 SILENT = {"Ernie4_5ForCausalLM": "ernie4_5", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe", "Exaone4ForCausalLM": "exaone4"}
-SILENT |= {"HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense", "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe"}
+SILENT |= {
+    "ArceeForCausalLM": "arcee",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
+}
 
 
 @pytest.mark.parametrize("architecture", SILENT)
@@ -135,6 +140,7 @@ def test_names_of_how_many_experts_agree() -> None:
         (HUNYUAN_A13B, {"moe_intermediate_size": 1024}, "moe_intermediate_size is 1024; supported: 3072"),
         (HUNYUAN_A13B, {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped is 1, which would change the result"),
         (HUNYUAN_A13B, {"use_mla": True}, "use_mla is True, which would change the result"),
+        (ARCEE, {"hidden_act": "silu"}, "hidden_act is 'silu', which would change the result; supported: 'relu2'"),
         (ERNIE_4_5_SMALL, {"use_bias": 1}, "use_bias is 1; want true or false"),
     ],
 )
