@@ -35,6 +35,10 @@ EXPERT_NAMES = {
     "nemotron_h": replace(_GLM, gate=""),
 }
 """What the families that have experts call them."""
+_GATED = "shared_expert"
+"""What those call their shared MLP that count it by a sigmoid."""
+_GLM_LIKE = ("glm4_moe", "dots1", "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite")
+"""Which call how many are shared, and which layers have them, as GLM does."""
 _NORMED = ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid", "ernie4_5_moe", "hunyuan_v1_moe")
 """Whose weights of a token's experts add up to one, whatever config.json says."""
 _COUNTS = {
@@ -64,8 +68,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     if family not in EXPERT_NAMES or (family == "granitemoehybrid" and config["num_local_experts"] == 0):
         return None
     layers, scale = frozenset(range(config["num_hidden_layers"])), 1.0
-    size_name, shared = "moe_intermediate_size", 0
-    clamp = None
+    size_name, clamp = "moe_intermediate_size", None
     match family:
         case "gpt_oss":
             size_name = "intermediate_size"
@@ -75,14 +78,14 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         case "qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_5_moe_text":
             layers = _sparse_layers(config)
         case "hunyuan_v1_moe":
-            config, size_name, shared = _of_all_layers(config), "intermediate_size", 1
+            config, size_name = _of_all_layers(config), "intermediate_size"
         case "ernie4_5_moe":
-            layers, shared = _layers_between(config), whole_number(config, "moe_num_shared_experts")
+            layers = _layers_between(config)
         case "nemotron_h":
             layers, scale = frozenset(config["moe_layers"]), number(config, "routed_scaling_factor", 1.0)
-        case "glm4_moe" | "dots1" | "deepseek_v2" | "deepseek_v3" | "mistral4" | "glm4_moe_lite":
+        case _ if family in _GLM_LIKE:
             layers = _listed_layers(config) if family == "glm4_moe_lite" else _later_layers(config)
-            scale, shared = number(config, "routed_scaling_factor", 1.0), positive(config, "n_shared_experts")
+            scale = number(config, "routed_scaling_factor", 1.0)
     if not layers:
         return None
     size = positive(config, size_name)
@@ -90,13 +93,6 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     if each > count:
         raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
     groups, best_groups = _groups(config, family, count, each)
-    shared_gated = EXPERT_NAMES[family].shared == "shared_expert"
-    if shared_gated:
-        shared = _shared_of_size(config, "shared_expert_intermediate_size", size_name)
-    elif family == "granitemoehybrid":
-        shared = _shared_of_size(config, "shared_intermediate_size", size_name)
-    elif family == "nemotron_h":
-        shared = _shared_of_size(config, "moe_shared_expert_intermediate_size", size_name)
     return Experts(
         count=count,
         each=each,
@@ -105,8 +101,8 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         scale=scale,
         groups=groups,
         best_groups=best_groups,
-        shared=shared,
-        shared_gated=shared_gated,
+        shared=_shared(config, family, size_name),
+        shared_gated=EXPERT_NAMES[family].shared == _GATED,
         counts_by_share=family == "ernie4_5_moe",
         clamp=clamp,
         layers=layers,
@@ -115,8 +111,21 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     )
 
 
-def _shared_of_size(config: Mapping[str, Any], name: str, size_name: str) -> int:
-    """The shared MLP as experts, of whose size it is a multiple."""
+def _shared(config: Mapping[str, Any], family: str, size_name: str) -> int:
+    """The MLP that all tokens share as so many experts, of whose size it is a multiple."""
+    match family:
+        case "hunyuan_v1_moe":
+            return 1
+        case "ernie4_5_moe":
+            return whole_number(config, "moe_num_shared_experts")
+        case "granitemoehybrid":
+            name = "shared_intermediate_size"
+        case "nemotron_h":
+            name = "moe_shared_expert_intermediate_size"
+        case _ if EXPERT_NAMES[family].shared == _GATED:
+            name = "shared_expert_intermediate_size"
+        case _:
+            return positive(config, "n_shared_experts") if family in _GLM_LIKE else 0
     shared, size = positive(config, name), positive(config, size_name)
     if shared % size:
         raise ValueError(f"config.json: {name} is {shared}; want a multiple of {size_name} ({size})")
