@@ -49,7 +49,8 @@ class ModelConfig:
     logit_softcap: float = 0.0
     """The same of logits."""
     activation: str = "silu"
-    """Of the gate: "silu", or "gelu" in its approximation by tanh. Or "relu2" of an MLP without one: ReLU, squared."""
+    """Of the gate: "silu", or "gelu" in its approximation by tanh. Or of an MLP without one: "relu2", ReLU squared, or
+    "xielu", by a curve of the layer's own."""
     norm_shift: float = 0.0
     """What is added to the checkpoint's weights of norms."""
     float32_norms: bool = False
@@ -162,6 +163,11 @@ class ModelConfig:
         if self.latent is not None:
             return num_layers, 1, num_pages, 1, page_size, self.latent.dim
         return num_layers, 2, num_pages, self.kv_heads_per_rank(tp_size), page_size, self.head_dim
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether MLPs have."""
+        return self.activation in ("silu", "gelu")
 
     @property
     def gates_in_product(self) -> bool:

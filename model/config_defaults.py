@@ -23,6 +23,7 @@ FAMILIES = {
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
+    "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
     "Exaone4ForCausalLM": "exaone4",
     "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
@@ -67,7 +68,7 @@ def _named(ending: str) -> dict[str, str]:
 # The same without what makes logits: models that were trained to embed texts are often saved so.
 HEADLESS = _named("Model")
 _NO_CLASSIFIERS = (
-    *("ernie4_5", "ernie4_5_moe"),
+    *("apertus", "ernie4_5", "ernie4_5_moe"),
     *("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text"),
     *MAMBA_DEFAULTS,
 )
@@ -145,6 +146,19 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 500_000.0,
         "sliding_window": 4096,
     },
+    "apertus": {
+        "max_position_embeddings": 65536,
+        "vocab_size": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 12_000_000.0,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    },
     "arcee": {"max_position_embeddings": 4096, "vocab_size": 32000, "rms_norm_eps": 1e-5},
     "exaone4": {
         "max_position_embeddings": 2048,
@@ -211,6 +225,11 @@ _TELLING_NULLS = (
 Where transformers can make nothing of it, or another thing than of silence, it is refused."""
 
 
+_QK_NORMED = ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4", "apertus")
+_ACTIVATIONS = {"nemotron_h": "relu2", "arcee": "relu2", "apertus": "xielu"}
+"""Of those whose MLPs have no gates."""
+
+
 def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
     """The fields that say something, and what transformers assumes for those that are not there."""
     return {**_DEFAULTS[family], **{k: v for k, v in raw.items() if v is not None or k in _TELLING_NULLS}}
@@ -223,12 +242,14 @@ def traits(family: str) -> dict[str, Any]:
     has_delta = family in DELTA_DEFAULTS
     return {
         "family": family,
-        "activation": "gelu" if is_gemma else "relu2" if family in ("nemotron_h", "arcee") else "silu",
+        "activation": "gelu" if is_gemma else _ACTIVATIONS.get(family, "silu"),
         "float32_norms": is_gemma or has_delta,
         "fits_float16": not is_gemma,
         "input_norms": not ends_normed,
         "block_norms": is_gemma or ends_normed,
-        "qk_norm": has_delta or is_hunyuan or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4"),
+        "qk_norm": has_delta
+        or is_hunyuan
+        or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4", "apertus"),
         "qk_norm_behind": is_hunyuan,
         "gated_attention": has_delta,
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),

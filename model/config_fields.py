@@ -123,6 +123,12 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "granite": dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")),
     "gemma2": {**_GEMMA, "attn_logit_softcapping": None},
     "gemma3_text": {**_GEMMA, "rope_local_base_freq": None, "sliding_window_pattern": None},
+    "apertus": {
+        "hidden_act": (None, "xielu"),
+        "qk_norm": (None, True),
+        "post_norm": (None, False),
+        "hidden_dropout": None,  # of training
+    },
     "arcee": {"hidden_act": (None, "relu2")},
     "exaone4": {"sliding_window_pattern": None},
     "seed_oss": {"attention_out_bias": None},

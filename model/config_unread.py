@@ -73,6 +73,7 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "qwen2": {"attention_bias": (None, False), "mlp_bias": (None, False)},
     "qwen3": {"mlp_bias": (None, False)},
     "smollm3": {"max_window_layers": (None, 0, 28)},
+    "apertus": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "arcee": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "granite": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "olmo2": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},

@@ -62,7 +62,7 @@ class DummyCheckpoint:
             yield torch.ones(stop - start, dtype=self._dtype, device=self._device)
             return
         whole = self._scaled_rows(name).expanded() if name in self._scaled else self._normal(name)
-        yield whole.narrow(dim, start, stop - start)
+        yield whole.view(-1, *whole.shape[1:]).narrow(dim, start, stop - start)  # a number alone is a row, too
 
     def quantized(self) -> Set[str]:
         return self._scaled.keys()

@@ -15,8 +15,8 @@ from tercet.model.rope import Rope, parse_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _UNWINDOWED = (
-    *("llama", "arcee", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2", "ernie4_5", "ernie4_5_moe"),
-    *("hunyuan_v1_dense", "hunyuan_v1_moe"),
+    *("llama", "apertus", "arcee", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2"),
+    *("ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe"),
     *LATENT_DEFAULTS,
     *DELTA_DEFAULTS,
     *MAMBA_DEFAULTS,

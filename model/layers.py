@@ -42,6 +42,7 @@ from tercet.triton_kernels.scale_queries import scale_queries
 from tercet.triton_kernels.scaled_weight import Weight
 from tercet.triton_kernels.sigmoid_gate import gate_by_sigmoid
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
+from tercet.triton_kernels.xielu import xielu
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu": gelu_and_mul, "relu2": relu_squared}
 
@@ -172,7 +173,10 @@ class Layer:
             gated_TF = residual.gate(gate_up_2FD) if norm_D is None else residual.norm_gate(norm_D, gate_up_2FD)
         else:
             gate_up_T2F = _read(residual, weights.post_norm_D, gate_up_2FD, mlp.gate_up_bias_2F)
-            gated_TF = _ACTIVATIONS[self.config.activation](gate_up_T2F)
+            if mlp.curve_4 is not None:
+                gated_TF = xielu(gate_up_T2F, mlp.curve_4)
+            else:
+                gated_TF = _ACTIVATIONS[self.config.activation](gate_up_T2F)
         down_DF = self._with_adapters(mlp.down_DF, "down", groups_T)
         _add(residual, gated_TF, down_DF, mlp.down_bias_D, weights.down_norm_D)
 

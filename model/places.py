@@ -115,6 +115,10 @@ class Places:
         self.rows(name, length, 0, into)
         return into
 
+    def scalar(self, name: str, into: Tensor) -> None:
+        """Fill `into`, of one number, with a tensor that has no dimension."""
+        self.moves.append(Move(name, (), 0, 0, 1, into))
+
     def rows(self, name: str, whole: int, start: int, into: Weight, *, pairs: int = 0) -> None:
         """Fill `into` with rows `start` and on of a tensor that has `whole` rows. `pairs`: see `Move`."""
         self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into, pairs=pairs))

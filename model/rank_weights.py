@@ -30,6 +30,8 @@ class MlpWeights:
     gate_up_bias_2F: Tensor | None
     down_DF: Weight
     down_bias_D: Tensor | None
+    curve_4: Tensor | None = None
+    """Of what is made of up rows where there are no gates, if it is the layer's own; in fp32."""
 
 
 @dataclass(frozen=True)

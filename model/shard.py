@@ -117,8 +117,6 @@ class ShardBuilder:
         config, places, hidden = self.config, self.places, self.config.hidden_size
         attention = f"{prefix}{attention_name(carried)}."
         heads_normed = config.qk_norm and carried is None
-        names_behind = "query_layernorm", "key_layernorm"
-        q_norm, k_norm = names_behind if config.qk_norm_behind else ("q_norm", "k_norm")
         # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
         behind = config.block_norms
         ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
@@ -126,8 +124,8 @@ class ShardBuilder:
             input_norm_D=places.norm(f"{prefix}input_layernorm", hidden) if config.input_norms else None,
             qkv_ND=self._first_product(attention, carried),
             qkv_bias_N=self._stacked_biases(attention, self.qkv()) if config.qkv_bias else None,
-            q_norm_H=places.norm(f"{attention}{q_norm}", config.head_dim) if heads_normed else None,
-            k_norm_H=places.norm(f"{attention}{k_norm}", config.head_dim) if heads_normed else None,
+            q_norm_H=places.norm(f"{attention}q_norm", config.head_dim) if heads_normed else None,
+            k_norm_H=places.norm(f"{attention}k_norm", config.head_dim) if heads_normed else None,
             qk_norm_J=self._wide_qk_norm(attention) if config.wide_qk_norm else None,
             sinks_H=self._sinks(attention) if config.sinks else None,
             latent=latent_weights(places, config, attention) if config.latent else None,
@@ -176,7 +174,16 @@ class ShardBuilder:
             gate_up_bias_2F=self._stacked_biases(prefix, gate_up) if config.mlp_bias else None,
             down_DF=places.columns(f"{prefix}down_proj.weight", hidden, config.intermediate_size),
             down_bias_D=places.whole(f"{prefix}down_proj.bias", hidden) if config.mlp_bias else None,
+            curve_4=self._curve(f"{prefix}act_fn.") if config.activation == "xielu" else None,
         )
+
+    def _curve(self, prefix: str) -> Tensor:
+        into = torch.empty(4, dtype=torch.float32, device=self.places.device)
+        self.places.rows(f"{prefix}alpha_p", 1, 0, into[:1])
+        self.places.rows(f"{prefix}alpha_n", 1, 0, into[1:2])
+        self.places.scalar(f"{prefix}beta", into[2:3])
+        self.places.scalar(f"{prefix}eps", into[3:])
+        return into
 
     def qkv(self) -> Stack:
         query, kv = self._head_rows()
@@ -209,7 +216,7 @@ class ShardBuilder:
         whole = self.config.intermediate_size
         rows = whole, self.rank * (whole // self.size), whole // self.size
         up = Part("up", *rows)
-        return Stack("up", (up,)) if self.config.activation == "relu2" else Stack("gate_up", (Part("gate", *rows), up))
+        return Stack("gate_up", (Part("gate", *rows), up)) if self.config.has_gates else Stack("up", (up,))
 
     def _stacked(self, prefix: str, stack: Stack, columns: int, *, in_turns: bool = False) -> Weight:
         """`in_turns`: a row of each, and so on."""

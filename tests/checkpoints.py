@@ -71,6 +71,8 @@ def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # experts are chosen otherwise than they count
                 buffer.uniform_(-0.3, 0.3, generator=generator)
+            if name.endswith("act_fn.beta"):
+                buffer.uniform_(0.2, 0.8, generator=generator)
 
 
 @functools.cache

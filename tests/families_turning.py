@@ -4,6 +4,7 @@ transformers' configurations have them."""
 from typing import Any
 
 from transformers import (
+    ApertusConfig,
     ArceeConfig,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
@@ -31,6 +32,7 @@ OF_TURNING: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "moe_layer_end_index": 2,
         },
     ),
+    "apertus": (ApertusConfig, {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}),
     "arcee": (ArceeConfig, {"hidden_act": "relu2"}),
     "arcee-bias": (
         ArceeConfig,

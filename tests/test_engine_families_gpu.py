@@ -28,7 +28,7 @@ from whole_engine import GREEDY, generate
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 FAMILIES = ["mistral", "phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss"]
-FAMILIES += ["ministral", "ministral3", "ernie4.5", "ernie4.5-bias", "ernie4.5-moe", "exaone4", "arcee-bias"]
+FAMILIES += ["ministral", "ministral3", "ernie4.5", "ernie4.5-bias", "ernie4.5-moe", "exaone4", "arcee-bias", "apertus"]
 FAMILIES += ["hunyuan", "hunyuan-bias", "hunyuan-moe"]
 FAMILIES += ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "dots1", "minimax-m2", "gpt-oss"]
 LATENTS = ["deepseek-v2-groups", "deepseek-v3", "mistral4", "glm4-moe-lite", "youtu", "minicpm3"]

@@ -9,7 +9,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from checkpoints import make_checkpoint
-from hub_turning import ARCEE, ERNIE_4_5_A3B, ERNIE_4_5_SMALL, EXAONE_4_32B, EXAONE_4_SMALL, HUNYUAN_7B, HUNYUAN_A13B
+from hub_turning import (
+    APERTUS,
+    ARCEE,
+    ERNIE_4_5_A3B,
+    ERNIE_4_5_SMALL,
+    EXAONE_4_32B,
+    EXAONE_4_SMALL,
+    HUNYUAN_7B,
+    HUNYUAN_A13B,
+)
 from loaded_weights import load
 from tercet.model.checkpoint import parse_settings
 from tercet.model.config_json import parse_config
@@ -17,6 +26,7 @@ from tercet.model.rope import rotary_table
 from weight_sizes import num_in_matrices
 
 PUBLIC = {
+    "apertus-8b": APERTUS,
     "afm-4.5b": ARCEE,
     "ernie-4.5-0.3b": ERNIE_4_5_SMALL,
     "ernie-4.5-21b-a3b": ERNIE_4_5_A3B,
@@ -51,6 +61,7 @@ ALPHA = HUNYUAN_7B["rope_scaling"]
 SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 32}
 SILENT = {"Ernie4_5ForCausalLM": "ernie4_5", "Ernie4_5_MoeForCausalLM": "ernie4_5_moe", "Exaone4ForCausalLM": "exaone4"}
 SILENT |= {
+    "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
     "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
@@ -140,6 +151,8 @@ def test_names_of_how_many_experts_agree() -> None:
         (HUNYUAN_A13B, {"moe_intermediate_size": 1024}, "moe_intermediate_size is 1024; supported: 3072"),
         (HUNYUAN_A13B, {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped is 1, which would change the result"),
         (HUNYUAN_A13B, {"use_mla": True}, "use_mla is True, which would change the result"),
+        (APERTUS, {"hidden_act": "silu"}, "hidden_act is 'silu', which would change the result; supported: 'xielu'"),
+        (APERTUS, {"post_norm": True}, "post_norm is True, which would change the result"),
         (ARCEE, {"hidden_act": "silu"}, "hidden_act is 'silu', which would change the result; supported: 'relu2'"),
         (ERNIE_4_5_SMALL, {"use_bias": 1}, "use_bias is 1; want true or false"),
     ],

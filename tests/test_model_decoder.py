@@ -70,7 +70,7 @@ def test_greedy_tokens_agree_with_transformers(family: str) -> None:
     path = checkpoint(family)
     prompts = random_prompts(10, 2, 40, seed=4)
     wanted = reference_greedy(path, prompts, 32)
-    few = 60 if family == "nemotron-h" else 100  # else the agreement would mean little
+    few = 60 if family in ("nemotron-h", "apertus") else 100  # else the agreement would mean little
     assert len({token for tokens in wanted for token in tokens}) > few
     assert len({tuple(tokens) for tokens in wanted}) == 10
     assert Sequences(make_decoder(path), 10).greedy(prompts, 32) == wanted

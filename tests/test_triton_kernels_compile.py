@@ -26,6 +26,7 @@ from tercet.triton_kernels import (
     silu_and_mul,
     soft_cap,
     tuning,
+    xielu,
 )
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu, pretending, shared_bytes
@@ -206,6 +207,7 @@ def test_pointwise(capability: int) -> None:
         lambda: add_normed.add_normed(x, x, w, 1e-6),
         lambda: add_normed.add_normed_rms_norm(x, x, w, w, 1e-6, positions),
         lambda: soft_cap.soft_cap(x, 30.0),
+        lambda: xielu.xielu(x, meta(4, dtype=torch.float32)),
         lambda: qk_norm.qk_squares(x, 2048, 1024),
         lambda: qk_norm.qk_norm(x, w[:3072], 2048, 1e-6),
         lambda: qk_norm.qk_norm(x, w[:3072], 2048, 1e-6, meta(2, 7, 2, dtype=torch.float32)),

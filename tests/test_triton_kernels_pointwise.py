@@ -28,6 +28,7 @@ from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 from tercet.triton_kernels.soft_cap import soft_cap
 from tercet.triton_kernels.write_kv import write_kv
+from tercet.triton_kernels.xielu import xielu
 
 EPS, PAGE = 1e-6, 64
 HAVE_GPU = torch.cuda.is_available()
@@ -137,6 +138,17 @@ def test_gate(place: Place, rows: int, width: int) -> None:
     wanted = gate / (1 + (-gate).exp()) * up
     place.check_rounded(silu_and_mul(x), wanted)
     place.check_rounded(gelu_and_mul(x), F.gelu(gate, approximate="tanh") * up)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1000), (9, 2048), (0, 64)])
+def test_xielu(place: Place, rows: int, width: int) -> None:
+    """Numbers near zero too, where an exponential is nearly a line."""
+    x, curve = place.random(rows, width) * 3, torch.tensor([0.3, -1.2, 0.4, -1e-3], device=place.device)
+    x[:, ::3] *= 1e-3
+    above, below = F.softplus(curve[:2].double())
+    slope, exact = curve[2].double(), x.double()
+    under = (slope + below) * (torch.expm1(exact.clamp(max=float(curve[3]))) - exact)
+    place.check_rounded(xielu(x, curve), torch.where(exact > 0, above * exact**2, under) + slope * exact)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1000), (9, 4096), (0, 64)])
@@ -251,6 +263,8 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "qkv: got 8 columns, wanted 9 or more", lambda: qk_squares(x, 5, 4)
     yield "squares: got shape [2, 3, 2], wanted [*, 4, 2]", lambda: qk_norm(x, w[:6], 4, EPS, torch.zeros(2, 3, 2))
     yield "logits: got shape [8], wanted [*, *]", lambda: soft_cap(w, 30.0)
+    yield "curve: got shape [8], wanted [4]", lambda: xielu(x, w)
+    yield "curve: got torch.float16, wanted torch.float32", lambda: xielu(x, w[:4].half())
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: silu_and_mul(torch.randn(4, 7))
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: gelu_and_mul(torch.randn(4, 7))
     yield "x: got strides [16, 2]", lambda: silu_and_mul(torch.randn(4, 16)[:, ::2])
@@ -265,22 +279,12 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "kv_slots: got torch.int32, wanted torch.int64", lambda: write_kv(heads, heads, *caches, ints)
     yield "k: got shape [4, 2, 8], wanted [*, 3, 8]", lambda: write_kv(heads[:, :2], heads, *caches, slots)
     yield "v: got torch.float16", lambda: write_kv(heads, heads.half(), *caches, slots)
-    yield (
-        "qkv: got shape [4, 96], wanted [*, 104]",
-        lambda: attention_prologue(qkv, ints, slots, table, None, None, EPS, *caches, 7),
-    )
-    yield (
-        "got one, wanted both or neither",
-        lambda: attention_prologue(qkv, ints, slots, table, w, None, EPS, *caches, 6),
-    )
-    yield (
-        "behind: got no norms, or heads of which a part turns",
-        lambda: attention_prologue(qkv, ints, slots, table, None, None, EPS, *caches, 6, behind=True),
-    )
-    yield (
-        "behind: got no norms, or heads of which a part turns",
-        lambda: attention_prologue(qkv, ints, slots, table[:, :4].contiguous(), w, w, EPS, *caches, 6, behind=True),
-    )
+    of = qkv, ints, slots
+    yield "qkv: got shape [4, 96]", lambda: attention_prologue(*of, table, None, None, EPS, *caches, 7)
+    yield "got one, wanted both or neither", lambda: attention_prologue(*of, table, w, None, EPS, *caches, 6)
+    yield "got no norms", lambda: attention_prologue(*of, table, None, None, EPS, *caches, 6, behind=True)
+    part = table[:, :4].contiguous()
+    yield "a part turns", lambda: attention_prologue(*of, part, w, w, EPS, *caches, 6, behind=True)
 
 
 @pytest.mark.parametrize(("message", "call"), list(bad_calls()), ids=lambda value: str(value)[:24])

@@ -27,4 +27,4 @@ def num_in_matrices(config: ModelConfig, num_ranks: int = 1) -> int:
 
 def _of_mlp(config: ModelConfig) -> int:
     """Matrices."""
-    return 2 if config.activation == "relu2" else 3
+    return 3 if config.has_gates else 2
