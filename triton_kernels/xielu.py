@@ -74,4 +74,5 @@ def xielu_reference(x_TF: Tensor, curve_4: Tensor) -> Tensor:
     x_TF, dtype = x_TF.float(), x_TF.dtype
     exponential_TF = torch.expm1(torch.minimum(x_TF, most)) - x_TF
     curve_TF = torch.where(x_TF > 0, above * x_TF * x_TF, exponential_TF * (slope + below))
-    return (curve_TF + slope * x_TF).to(dtype)
+    out_TF: Tensor = (curve_TF + slope * x_TF).to(dtype)
+    return out_TF
