@@ -17,11 +17,11 @@ _GROWING: dict[str, Any] = {
         "rope_type": "yarn",
         "rope_theta": 10_000.0,
         "factor": 8.0,
-        "original_max_position_embeddings": 16,
+        "original_max_position_embeddings": 8,
         "llama_4_scaling_beta": 0.7,
     }
 }
-"""Queries do from 16 tokens on."""
+"""Queries do from 8 tokens on."""
 
 OF_MISTRAL: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "ministral": (

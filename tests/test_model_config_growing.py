@@ -78,9 +78,9 @@ def test_queries_grow_behind_the_first_tokens_alone() -> None:
 
 def test_what_is_served_without_growth_says_the_same() -> None:
     """Up to the length of training."""
-    (ids,) = random_prompts(1, 16, 16, seed=6)
+    (ids,) = random_prompts(1, 8, 8, seed=6)
     long = make_decoder(checkpoint("ministral3"))
-    short = Decoder(long.config, long.weights, long.group, max_model_len=16)
+    short = Decoder(long.config, long.weights, long.group, max_model_len=8)
     assert torch.equal(*(Sequences(decoder, 1).step({}, {0: ids}) for decoder in (long, short)))
 
 

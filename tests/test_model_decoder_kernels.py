@@ -42,6 +42,8 @@ from tercet.triton_kernels.sample import sample
         long("granite-h", False),
         long("granite-h-dense", True),
         ("nemotron-h", False),
+        *(long(family, False) for family in ("ministral3", "exaone4", "hunyuan", "apertus", "arcee-bias")),
+        *(long(family, True) for family in ("mistral4", "ernie4.5-moe", "hunyuan-moe")),
     ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:
