@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tercet.model.blocks import Latent
-from tercet.model.config_fields import flag, number, positive
+from tercet.model.config_fields import flag, positive
 
 _LATENTS: dict[str, Any] = {
     "q_lora_rank": 1536,
@@ -120,20 +120,6 @@ def latent(config: Mapping[str, Any], family: str) -> Latent | None:
         value=positive(config, "v_head_dim", share_of_head(config) if family == "minicpm3" else None),
         in_pairs=in_pairs,
     )
-
-
-def without_turned_share(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what rope parameters say of how much of a query turns, which other fields say too."""
-    config, turned = dict(config), positive(config, "qk_rope_head_dim")
-    for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(name), Mapping) and rope.get("partial_rotary_factor") is not None:
-            share = number(rope, "partial_rotary_factor", 1.0)
-            if int(share * (turned + positive(config, "qk_nope_head_dim"))) != turned:
-                raise ValueError(
-                    f"config.json: partial_rotary_factor is {share}; want that of qk_rope_head_dim ({turned})"
-                )
-            config[name] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
-    return config
 
 
 def size_of_head(config: Mapping[str, Any]) -> int:

@@ -6,7 +6,7 @@ Knows what their fields mean; what is read then is known by `rope.py`.
 from collections.abc import Mapping
 from typing import Any
 
-from tercet.model.config_fields import number
+from tercet.model.config_fields import number, positive
 
 _NAMES = "rope_parameters", "rope_scaling"
 _OF_OTHER_KINDS = "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"
@@ -19,6 +19,20 @@ def with_plain_positions(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(rope := config.get(name), Mapping) and "mrope_section" in rope:
             plain = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
             config[name] = {key: "default" if value == "mrope" else value for key, value in plain.items()}
+    return config
+
+
+def without_turned_share(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what rope parameters say of how much of a query turns, which other fields of latents say too."""
+    config, turned = dict(config), positive(config, "qk_rope_head_dim")
+    for name in _NAMES:
+        if isinstance(rope := config.get(name), Mapping) and rope.get("partial_rotary_factor") is not None:
+            share = number(rope, "partial_rotary_factor", 1.0)
+            if int(share * (turned + positive(config, "qk_nope_head_dim"))) != turned:
+                raise ValueError(
+                    f"config.json: partial_rotary_factor is {share}; want that of qk_rope_head_dim ({turned})"
+                )
+            config[name] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
     return config
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_fields import flag, positive
-from tercet.model.config_latents import LATENT_DEFAULTS, size_of_head, without_turned_share
+from tercet.model.config_latents import LATENT_DEFAULTS, size_of_head
 from tercet.model.config_mamba import MAMBA_DEFAULTS, turns
-from tercet.model.config_positions import with_plain_positions, with_stretched_base
+from tercet.model.config_positions import with_plain_positions, with_stretched_base, without_turned_share
 from tercet.model.rope import Rope, parse_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
