@@ -138,7 +138,8 @@ def can_use_hopper(k_cache: Tensor, scoring: Scoring) -> bool:
     page_size, head_dim = k_cache.shape[2:]
     sizes = (64, 128, 256) if k_cache.dtype.itemsize == 2 else (64, 128)
     fits = k_cache.dtype.itemsize <= 2 and head_dim in sizes and page_size % HOPPER_PIECE == 0
-    return scoring.is_plain and fits and is_hopper(k_cache.device)
+    knows = not scoring.softcap and scoring.alibi_slopes_H is None
+    return knows and fits and is_hopper(k_cache.device)
 
 
 def query_tile(num_tokens: int, num_heads: int, k_cache: Tensor, scoring: Scoring) -> int:
@@ -173,7 +174,7 @@ def launch_prefill_attention(
     if not q_THD.shape[0]:
         return
     if can_use_hopper(k_cache, scoring):
-        _launch_hopper(q_THD, k_cache, v_cache, page_table_SM, scoring.scale, work, ends_T, out_THD)
+        _launch_hopper(q_THD, k_cache, v_cache, page_table_SM, scoring, work, ends_T, out_THD)
     else:
         _launch(q_THD, k_cache, v_cache, page_table_SM, scoring, work, ends_T, out_THD)
     if (parts := work.parts) is not None:
@@ -209,7 +210,7 @@ def _launch(
 
 
 def _launch_hopper(
-    q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scale: float, work: PrefillWork,
+    q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scoring: Scoring, work: PrefillWork,
     ends_T: Tensor | None, out_THD: Tensor,
 ) -> None:  # fmt: skip
     check_dtype("q", q_THD, torch.bfloat16, torch.float16)
@@ -226,10 +227,10 @@ def _launch_hopper(
         hopper_descriptor(q_THD.view(T, H * D), HOPPER_ROWS, D),
         hopper_descriptor(k_cache.view(-1, D), HOPPER_PIECE, piece),
         hopper_descriptor(v_cache.view(-1, D), HOPPER_PIECE, piece),
-        work.tiles_N8, page_table_SM, ends_T, out_THD, *_sums(work, out_THD), scale, work.num_tiles,
-        page_table_SM.shape[1], num_pages,
-        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=work.parts is not None, HEADS=work.heads, STAGES=2,
-        GROUPS=groups, AHEAD=ahead, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4,
+        work.tiles_N8, page_table_SM, ends_T, scoring.sinks_H, out_THD, *_sums(work, out_THD), scoring.scale,
+        work.num_tiles, page_table_SM.shape[1], num_pages,
+        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=work.parts is not None, WINDOW=scoring.window,
+        HEADS=work.heads, STAGES=2, GROUPS=groups, AHEAD=ahead, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4,
         launch_pdl=True,
     )  # fmt: skip
 
