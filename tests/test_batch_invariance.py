@@ -214,6 +214,7 @@ HEADS = [
     Heads(8, 2, 96, 64),
     Heads(8, 2, 256, 64),
     Heads(8, 2, 256, 64, softcap=20.0),
+    Heads(8, 4, 256, 64, window=1024),
     Heads(16, 2, 64, 64, sinks=True),
     Heads(16, 2, 64, 64, window=128, sinks=True),
 ]  # fmt: skip

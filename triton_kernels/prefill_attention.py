@@ -33,6 +33,8 @@ HOPPER_ROWS: int = prefill_load.ROWS.value
 HOPPER_PIECE: int = prefill_load.PIECE.value
 _TILES_AT_ONCE = 3
 """Of a multiprocessor, by the portable kernel."""
+_FEWEST_IN_WINDOW = 4
+"""Tiles of keys in a window from which on Hopper's own kernel is ahead: of less its beginnings and ends are too much."""
 _FEW_TILES = 2
 """Small tiles a multiprocessor up to which they are the better ones: they deal out more evenly, each takes longer."""
 
@@ -139,7 +141,8 @@ def can_use_hopper(k_cache: Tensor, scoring: Scoring) -> bool:
     sizes = (64, 128, 256) if k_cache.dtype.itemsize == 2 else (64, 128)
     fits = k_cache.dtype.itemsize <= 2 and head_dim in sizes and page_size % HOPPER_PIECE == 0
     knows = not scoring.softcap and scoring.alibi_slopes_H is None
-    return knows and fits and is_hopper(k_cache.device)
+    pays = not scoring.window or scoring.window >= _FEWEST_IN_WINDOW * keys_at_once(k_cache)
+    return knows and fits and pays and is_hopper(k_cache.device)
 
 
 def query_tile(num_tokens: int, num_heads: int, k_cache: Tensor, scoring: Scoring) -> int:
