@@ -168,6 +168,17 @@ def test_compile_fused_decode(
 
 
 @pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
+@pytest.mark.parametrize(
+    ("kv_heads", "cells"), [(4, torch.bfloat16), long(4, FP8), long(1, torch.bfloat16), long(1, FP8)]
+)
+def test_wide_heads_are_held_in_registers(
+    kv_heads: int, cells: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = compile_fused_decode(90, 8, kv_heads, 256, True, kernel, monkeypatch, cells, 1024)[1]
+    assert "STACK:0 " in resource_usage(decode)
+
+
+@pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
 def test_compile_fused_decode_behind_images(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One load more, and only there."""
     plain = compile_fused_decode(90, 16, 8, 128, True, kernel, monkeypatch)[1]
@@ -182,6 +193,7 @@ def test_compile_fused_decode_behind_images(kernel: str, monkeypatch: pytest.Mon
         (16, 8, 128, 4, torch.bfloat16, 0, False, False),
         (32, 8, 128, 8, FP8, 0, False, True),
         (64, 8, 64, 8, torch.bfloat16, 128, True, False),
+        (8, 4, 256, 8, torch.bfloat16, 512, False, False),
     ],
 )
 def test_compile_tried_rows(
@@ -205,12 +217,7 @@ def test_compile_tried_rows(
     assert (decode.name, merge.name) == ("tried_rows_kernel", "tried_rows_merge_kernel")
     for one in (plan, decode, merge):
         assert "griddepcontrol.wait" in one.asm["ptx"]
-    cuobjdump = knobs.nvidia.cuobjdump.path
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(decode.asm["cubin"])
-        file.flush()
-        told = subprocess.run([cuobjdump, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    assert "STACK:0 " in told.stdout + told.stderr
+    assert "STACK:0 " in resource_usage(decode)
 
 
 @pytest.mark.parametrize(
@@ -275,3 +282,13 @@ def compile_fused_decode(
             meta(9, dtype=torch.int32) if shifted else None,
         )  # fmt: skip
     return kernels
+
+
+def resource_usage(kernel: CompiledKernel) -> str:
+    """What the assembler says of a kernel's registers, stack and shared memory."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True)
+    return told.stdout + told.stderr

@@ -32,6 +32,9 @@ HEADS = [
     Heads(32, 2, 128, 64, window=33, sinks=True),
     Heads(9, 3, 64, 32, window=2),
     Heads(5, 5, 64, 64, window=1000),
+    Heads(8, 4, 256, 64),
+    Heads(8, 1, 256, 32, window=700),
+    Heads(3, 3, 256, 128, window=129, sinks=True),
 ]
 SEEING_FEW = [heads for heads in HEADS if heads.window]
 WITH_SINKS = [heads for heads in HEADS if heads.sinks]

@@ -44,11 +44,15 @@ def page_of(page_table_ptr, slot, tile, M, TILE: gl.constexpr, PAGE: gl.constexp
 
 @gluon.jit
 def make_ring(desc, STAGES: gl.constexpr):
-    """Shared memory for stages of tiles, each in two halves of the head: as the copy engine fills it, and as tiles."""
+    """Shared memory for stages of tiles, each in two halves of the head: as the copy engine fills it, piece by piece,
+    and as tiles."""
+    PIECES: gl.constexpr = desc.block_shape[1]
     TILE: gl.constexpr = desc.block_shape[2]
-    HALF: gl.constexpr = desc.block_shape[3]
-    boxes = gl.allocate_shared_memory(desc.dtype, [STAGES, 1, 2, TILE, HALF], desc.layout)
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=HALF * 2, element_bitwidth=16, rank=2)
+    WIDTH: gl.constexpr = desc.block_shape[3]
+    HALF: gl.constexpr = PIECES * WIDTH // 2
+    boxes = gl.allocate_shared_memory(desc.dtype, [STAGES, 1, PIECES, TILE, WIDTH], desc.layout)
+    # Pieces behind each other are laid out as a half of all of them is.
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=WIDTH * 2, element_bitwidth=16, rank=2)
     return boxes, boxes._reinterpret(desc.dtype, [STAGES * 2, TILE, HALF], LAYOUT)
 
 
@@ -62,15 +66,16 @@ def fetch(
     Of a row's last tile only what the row has is read. The copy begins so far ahead of the tile that it ends with the
     row's last token: what lies ahead of a tile is outside to the copy engine, which writes zeros in its place.
     """
+    PIECES: gl.constexpr = k_desc.block_shape[1]
     TILE: gl.constexpr = k_desc.block_shape[2]
-    HALF: gl.constexpr = k_desc.block_shape[3]
+    WIDTH: gl.constexpr = k_desc.block_shape[3]
     STAGES: gl.constexpr = full.shape[0]
     stage = count % STAGES
     page = gl.minimum(gl.maximum(page, 0), num_pages - 1)
     place = (page * KV_HEADS + head) * (PAGE // TILE) + tile % (PAGE // TILE)
     first = gl.minimum(known - tile * TILE, TILE) - TILE
     bar = full.index(stage)
-    mbarrier.expect(bar, 4 * TILE * HALF * 2)
+    mbarrier.expect(bar, 2 * PIECES * TILE * WIDTH * 2)
     tma.async_copy_global_to_shared(k_desc, [place, 0, first, 0], bar, k_boxes.index(stage))
     tma.async_copy_global_to_shared(v_desc, [place, 0, first, 0], bar, v_boxes.index(stage))
 

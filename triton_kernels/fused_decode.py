@@ -41,14 +41,20 @@ from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.tiles import hopper_descriptor
 from tercet.triton_kernels.windows import most_tiles
 
+_HEADS = (64, 128, 256)
+"""Numbers of heads that are fused."""
 _TILE_BYTES = 64
-"""Of one of the numbers that a token has: tiles of 32 tokens, in FP8 of 64."""
+"""Of one of the numbers that a token has: tiles of 32 tokens, in FP8 of 64; of heads of 256 numbers half of that."""
 _RING_BYTES = 48 * 1024
 """Keys and values that are on their way to a worker: three tiles, or six of heads of 64 numbers."""
+_PIECE = 64
+"""Numbers of 16 bits of a head that the copy engine brings in one piece, at most."""
 _WORKERS_PER_MULTIPROCESSOR = 4
 _MERGED_PARTS, _MERGE_WARPS = 8, 1
 _MOST_HEADS = 16
 """Q heads of one kv head: columns of a matrix product."""
+_MOST_NUMBERS = 16 * 128
+"""Of their queries: more do not fit registers."""
 
 _FEW_ROWS = 1
 """Up to here the kernel for few rows, if nothing is known of their length: two to four it serves faster while they are
@@ -78,10 +84,11 @@ def can_fuse_decode(
     few rows knows: there may not be many, nor `LONG` ones, but for what little a window lets them see.
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
-    fits = head_dim in (64, 128) and rotary_dim == head_dim and page_size % 32 == 0
-    fits = fits and k_cache.dtype.itemsize <= 2 and num_q_heads // num_kv_heads <= _MOST_HEADS
+    group = num_q_heads // num_kv_heads
+    fits = head_dim in _HEADS and rotary_dim == head_dim and page_size % 32 == 0
+    fits = fits and k_cache.dtype.itemsize <= 2 and group <= min(_MOST_HEADS, _MOST_NUMBERS // head_dim)
     if tries > 1:
-        fits = fits and tries * num_q_heads // num_kv_heads * head_dim <= _MOST_TRIED
+        fits = fits and tries * group * head_dim <= _MOST_TRIED
         fits = fits and (_see_few(num_rows, scoring.window) or (num_rows <= _FEW_TRIED and longest < LONG))
     fits = fits and not scoring.softcap and scoring.alibi_slopes_H is None and scoring.window != 1
     return fits and is_hopper(k_cache.device)
@@ -113,7 +120,7 @@ def plan_fused_decode(
     check_indices("page_table", page_table_SM, k_cache, None, None)
     num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
     max_tokens = page_table_SM.shape[1] * page_size
-    tile = min(_TILE_BYTES // k_cache.dtype.itemsize, page_size)
+    tile = min(_TILE_BYTES // k_cache.dtype.itemsize // max(head_dim // 128, 1), page_size)
     if lengths_T is not None:
         check_indices("lengths", lengths_T, k_cache, num_rows * tries)
     if deterministic:
@@ -125,11 +132,12 @@ def plan_fused_decode(
     if tries > 1 or _see_few(num_rows, window) or (longest < LONG and (longest or num_rows <= _FEW_ROWS)):
         # No more than there can be tiles: until those that find nothing to do have gone, the kernels behind have no
         # room to load their weights.
-        num_tiles = num_rows * num_kv_heads * most_tiles(longest or max_tokens, _FEW_TILE, window)
+        few_tile = _FEW_TILE // max(head_dim // 128, 1)
+        num_tiles = num_rows * num_kv_heads * most_tiles(longest or max_tokens, few_tile, window)
         num_workers = min(num_workers, num_tiles)
         few = make_few_rows(
             decode_lengths_B if lengths_T is None else lengths_T, num_workers, num_q_heads, num_kv_heads, head_dim,
-            _FEW_TILE, window=window, tries=tries,
+            few_tile, window=window, tries=tries,
         )  # fmt: skip
         plan_few_rows(decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
         return few
@@ -217,9 +225,11 @@ def _see_few(num_rows: int, window: int) -> bool:
 
 
 def _descriptor(cache: Tensor, tile: int) -> HopperDescriptor:
-    """Tiles in two halves of the head, each by itself: what lies ahead of one is no other, but outside.
+    """Tiles in pieces of the head, two or more, each by itself: what lies ahead of one is no other, but outside.
 
     Of FP8 two numbers go as one of 16 bits: matrices of bytes cannot be turned on their way to registers."""
     numbers = cache.view(torch.int16) if cache.dtype == FP8 else cache
-    half = numbers.shape[3] // 2
-    return hopper_descriptor(numbers.view(-1, tile, 2, half).transpose(1, 2), 1, 2, tile, half)
+    size = numbers.shape[3]
+    width = min(size // 2, _PIECE)
+    pieces = size // width
+    return hopper_descriptor(numbers.view(-1, tile, pieces, width).transpose(1, 2), 1, pieces, tile, width)

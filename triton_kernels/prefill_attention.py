@@ -34,7 +34,7 @@ HOPPER_PIECE: int = prefill_load.PIECE.value
 _TILES_AT_ONCE = 3
 """Of a multiprocessor, by the portable kernel."""
 _FEWEST_IN_WINDOW = 4
-"""Tiles of keys in a window from which on Hopper's own kernel is ahead: of less its beginnings and ends are too much."""
+"""Tiles of keys in a window from which on Hopper's own kernel is ahead: of less, beginnings and ends are too much."""
 _FEW_TILES = 2
 """Small tiles a multiprocessor up to which they are the better ones: they deal out more evenly, each takes longer."""
 
