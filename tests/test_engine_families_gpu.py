@@ -65,7 +65,7 @@ def larger(family: str, folder: Path) -> Path:
     heads = {} if family in ("granite", "olmo2", "olmoe", "qwen2-moe", "dots1") else {"head_dim": 128}
     if family in ("phi3", "olmo3"):
         heads = {"num_attention_heads": 4}  # with a window, and as wide as Hopper's kernels want them
-    if family == "gemma3":
+    if family in ("gemma3", "qwen3.5"):
         heads = {"head_dim": 256}
     if family in LATENTS:
         heads = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}

@@ -81,6 +81,32 @@ def test_rows_behind_images(heads: Heads, kernel: str) -> None:
         step.check(step.run())
 
 
+@pytest.mark.parametrize("cells", [None, FP8])
+@pytest.mark.parametrize(
+    ("heads", "rotary_dim"),
+    [
+        (Heads(16, 4, 256, 64), 64),
+        (Heads(32, 2, 128, 64), 64),
+        (Heads(48, 8, 128, 64), 64),
+        (Heads(5, 5, 64, 64), 24),
+        (Heads(8, 1, 256, 32, window=700), 128),
+    ],
+    ids=str,
+)
+def test_few_numbers_turn(heads: Heads, rotary_dim: int, cells: torch.dtype | None, kernel: str) -> None:
+    """And rows are parts of longer ones."""
+    for with_norms in (False, True):
+        for lengths in (LENGTHS * 2, [2300], [1], [0, 5000, 0, 1, 1]):
+            step = Step(heads, lengths, with_norms, cells=cells, rotary_dim=rotary_dim)
+            step.check(step.run())
+    for lengths in ([2300], [40, 129, 5000, 1040]):
+        step = Step(heads, lengths, True, cells=cells, tries=4, rotary_dim=rotary_dim)
+        if can_fuse_decode(
+            step.cache.k_cache, heads.num_q, rotary_dim, Scoring(1.0, heads.window), tries=4, num_rows=len(lengths)
+        ):
+            step.check(step.run())
+
+
 @pytest.mark.parametrize("heads", WITH_SINKS, ids=str)
 def test_sinks_of_any_size(heads: Heads, kernel: str) -> None:
     """Those beside which all else is next to nothing, those that are nothing beside it, and none at all."""

@@ -5,8 +5,8 @@ serves it: one made for bandwidth, one for few rows, one for few rows of several
 fixed positions, so that a row's bits are its own.
 
 Shape suffixes: B decode rows, or their new tokens, T, where each has several, N = q heads + 2 kv heads times head size,
-H q heads, D head size, S slots, M pages of a slot, P positions; caches are of one layer, [page, kv head, token of the
-page, D].
+H q heads, D head size, S slots, M pages of a slot, P positions, R how many of a head's numbers turn; caches are of one
+layer, [page, kv head, token of the page, D].
 """
 
 import torch
@@ -85,7 +85,7 @@ def can_fuse_decode(
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     group = num_q_heads // num_kv_heads
-    fits = head_dim in _HEADS and rotary_dim == head_dim and page_size % 32 == 0
+    fits = head_dim in _HEADS and _turns(rotary_dim, head_dim) and page_size % 32 == 0
     fits = fits and k_cache.dtype.itemsize <= 2 and group <= min(_MOST_HEADS, _MOST_NUMBERS // head_dim)
     if tries > 1:
         fits = fits and tries * group * head_dim <= _MOST_TRIED
@@ -151,7 +151,7 @@ def plan_fused_decode(
 
 def fused_decode_attention(
     qkv_BN: Tensor,
-    cos_sin_PD: Tensor,
+    cos_sin_PR: Tensor,
     q_norm_weight_D: Tensor | None,
     k_norm_weight_D: Tensor | None,
     eps: float,
@@ -167,57 +167,68 @@ def fused_decode_attention(
 ) -> None:
     """[B, (H + 2 kv heads) D] -> `out_BHD`; K and V of row b go to position length - 1 of its slot.
 
-    Rows of length 0 give zeros and write nothing; so do those that are no tokens where a plan is for several of each,
-    behind each other. Softmax and norms in fp32; q and k are rounded once, as the prologue rounds them. `sinks_H`: see
-    `Scoring`. `shifts_S`: how much further each slot's tokens are turned than they are counted. Graph-safe. Keys of
-    earlier steps, page tables and shares are read before the wait: between what wrote them and this there must be a
-    kernel that is launched without overlap (see overlap.py).
+    Rows may be parts of longer ones. Those of length 0 give zeros and write nothing; so do those that are no tokens
+    where a plan is for several of each, behind each other. Softmax and norms in fp32; q and k are rounded once, as the
+    prologue rounds them. `sinks_H`: see `Scoring`. `shifts_S`: how much further each slot's tokens are turned than they
+    are counted. Graph-safe. Keys of earlier steps, page tables and shares are read before the wait: between what wrote
+    them and this there must be a kernel that is launched without overlap (see overlap.py).
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     B, group = out_BHD.shape[0], num_q_heads // num_kv_heads
-    check_contiguous("qkv", qkv_BN)
+    check_contiguous("a row of qkv", qkv_BN[:1])
     check_shape("qkv", qkv_BN, B, (num_q_heads + 2 * num_kv_heads) * head_dim)
     check_same("out", out_BHD, qkv_BN)
     check_shape("out", out_BHD, B, num_q_heads, head_dim)
-    check_shape("cos_sin", cos_sin_PD, None, head_dim)
-    check_heads(qkv_BN, cos_sin_PD, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache)
+    if not _turns(cos_sin_PR.shape[-1], head_dim):
+        wanted = f"[positions, {head_dim}, or {head_dim // 2} at most]"
+        raise ValueError(f"cos_sin: got shape {list(cos_sin_PR.shape)}, wanted {wanted}")
+    check_heads(qkv_BN, cos_sin_PR, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache)
     check_indices("page_table", page_table_SM, qkv_BN, None, None)
     if sinks_H is not None:
         check_of_heads("sinks", sinks_H, num_q_heads, qkv_BN)
     if isinstance(shares, FewRows):
         launch = launch_few_rows if shares.tries == 1 else launch_tried_rows
         launch(
-            qkv_BN, cos_sin_PD, shifts_S, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM,
+            qkv_BN, cos_sin_PR, shifts_S, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM,
             shares, num_q_heads, scale, sinks_H, out_BHD,
         )  # fmt: skip
         return
     check_shape("lengths", shares.lengths_B, B)
     norm = q_norm_weight_D is not None
+    sizes = {
+        "H": num_q_heads, "KV_HEADS": num_kv_heads, "ROW": qkv_BN.stride(0), "D": head_dim, "R": cos_sin_PR.shape[1],
+        "PAGE": page_size,
+    }  # fmt: skip
     stages = _RING_BYTES // (2 * shares.tile * head_dim * k_cache.dtype.itemsize)
     if isinstance(shares, FixedSplits):
         fixed_decode_kernel[(shares.num_workers,)](
             _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
-            q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, shifts_S,
+            q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PR, shifts_S,
             page_table_SM, sinks_H, shares.splits_I4, shares.num_splits_1, shares.starts_B, shares.part_IHD,
-            shares.stats_IH2, out_BHD, eps, scale, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
-            H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, SPLIT=shares.split, STAGES=stages,
-            NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
+            shares.stats_IH2, out_BHD, eps, scale, page_table_SM.shape[1], cos_sin_PR.shape[0], num_pages,
+            SPLIT=shares.split, STAGES=stages, NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm,
+            PDL=True, num_warps=1, launch_pdl=True, **sizes,
         )  # fmt: skip
         merge_splits(shares.counts_B, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD)
         return
     hopper_decode_kernel[(shares.num_workers,)](
         _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
-        q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, shifts_S,
+        q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PR, shifts_S,
         page_table_SM, sinks_H, shares.rows_B4, shares.workers_WN, shares.lengths_B, shares.part_IGD,
-        shares.stats_IG2, out_BHD, eps, scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
-        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, STAGES=stages,
-        NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
+        shares.stats_IG2, out_BHD, eps, scale, B, page_table_SM.shape[1], cos_sin_PR.shape[0], num_pages,
+        STAGES=stages, NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1,
+        launch_pdl=True, **sizes,
     )  # fmt: skip
     merge_parts_kernel[(shares.num_workers, group)](
         shares.workers_WN, shares.part_IGD, shares.stats_IG2, out_BHD,
         H=num_q_heads, G=group, D=head_dim, BLOCK_I=_MERGED_PARTS, WORKER_WORDS=WORKER_WORDS, PDL=True,
         num_warps=_MERGE_WARPS, launch_pdl=True,
     )  # fmt: skip
+
+
+def _turns(rotary_dim: int, head_dim: int) -> bool:
+    """Whether all numbers of a head turn, or of its first half the first."""
+    return rotary_dim == head_dim or rotary_dim <= head_dim // 2
 
 
 def _see_few(num_rows: int, window: int) -> bool:
