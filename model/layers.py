@@ -96,7 +96,8 @@ class Layer:
             q_THD = self._prologue(self._without_gates(qkv_TN)[first:], inputs, kv, first)
         out_THD = q_THD.new_empty(num_tokens, *q_THD.shape[1:])
         if num_decodes:
-            self._attend_decodes(self._without_gates(qkv_TN), q_THD, inputs, page_table_SM, kv, plan, out_THD[:num_decodes])
+            heads_TN = self._without_gates(qkv_TN)
+            self._attend_decodes(heads_TN, q_THD, inputs, page_table_SM, kv, plan, out_THD[:num_decodes])
         if num_decodes < num_tokens:
             prefill_attention(
                 q_THD[num_decodes - first :],
