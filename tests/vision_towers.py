@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Gemma3Config, Gemma3Model, InternVLConfig, InternVLModel, Mistral3Config, Mistral3Model
+from transformers.models.glm4v.modeling_glm4v import Glm4vVisionConfig, Glm4vVisionModel
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
     Qwen2_5_VLVisionConfig,
@@ -96,6 +97,19 @@ KINDS |= {
         InternVLModel,
         {**_INTERNVIT, "norm_type": "rms_norm", "use_qk_norm": True, "use_mean_pooling": False},
     ),
+}
+_GLM = {
+    **_SHARED,
+    "hidden_size": 48,
+    "patch_size": 6,
+    "image_size": 30,
+    "out_hidden_size": OUT,
+    "intermediate_size": 52,
+    "rms_norm_eps": 1e-3,
+}
+KINDS |= {
+    "glm4v": (Glm4vVisionConfig, Glm4vVisionModel, _GLM),
+    "glm4v_moe": (Glm4vVisionConfig, Glm4vVisionModel, {**_GLM, "attention_bias": True, "image_size": 84}),
 }
 _TEXT = {"model_type": "mistral", "hidden_size": OUT, "rms_norm_eps": 1e-3}
 _INSIDE = {
