@@ -130,7 +130,8 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
     sides = _qwens_sides(model_path, whole, file, said)
     if name in _GLMS:
         frames = _frames(model_path, whole, file, said)
-        pixels = _pixel_bounds(file, {"size": said.get("size")}, config, _GLMS_PIXELS, frames, enlarges=True)
+        by_new_name = {"size": said.get("size")}  # its image processor knows no others
+        pixels = _pixel_bounds(file, by_new_name, config, _GLMS_PIXELS, frames, enlarges=True)
         return ImageRules(token_id, *sides, pixels, resample)
     return ImageRules(token_id, *sides, _pixel_bounds(file, said, config, _PIXELS), resample)
 

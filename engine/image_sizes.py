@@ -13,13 +13,14 @@ _MOST_STRETCHED = 200
 
 @dataclass(frozen=True)
 class PixelBounds:
-    """An image has neither too few pixels nor too many: Qwen's families. To GLM's those of a picture count as often as
-    it has frames, and one narrower than a token is made larger first."""
+    """An image has neither too few pixels nor too many: Qwen's families and GLM's."""
 
     least: int
     most: int
     frames: int = 1
+    """A picture counts as so many that are alike: GLM's."""
     enlarges: bool = False
+    """One that is narrower than a token is made larger first: GLM's, too."""
 
     def final_size(self, height: int, width: int, unit: int) -> tuple[int, int]:
         """Height and width of an image of this size. `unit`: pixels of a token's side. Raises `ValueError` for what is
