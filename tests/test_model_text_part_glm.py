@@ -12,7 +12,11 @@ from transformers import AutoModelForImageTextToText, Glm4vConfig, Glm4vMoeConfi
 from checkpoints import randomize
 from families import SHAPE
 from hub_glm import GLM_4_1V, GLM_4_5V
+from loaded_weights import load, weight_list
+from quantized_checkpoints import Way, fp8, quantized
 from tercet.model.checkpoint import parse_settings, read_config
+from tercet.triton_kernels.scaled_weight import ScaledWeight
+from tercet.triton_kernels.widen import plain
 from test_model_text_part_qwen import check_logits
 
 _EYES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 32}
@@ -31,10 +35,9 @@ _KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=_KINDS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A folder as transformers writes it, and what transformers makes of it."""
-    kind, eyes, text = _KINDS[request.param]
+def make(folder: Path, name: str) -> Any:
+    """A folder as transformers writes it."""
+    kind, eyes, text = _KINDS[name]
     config = kind(
         text_config={**SHAPE, **text},
         vision_config={**_EYES, **eyes},
@@ -42,9 +45,15 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     )
     whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     randomize(whole, torch.Generator().manual_seed(3))
-    folder = tmp_path_factory.mktemp(request.param)
     whole.save_pretrained(folder)
-    return folder, whole
+    return whole
+
+
+@pytest.fixture(scope="module", params=_KINDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """One, and what transformers makes of it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, make(folder, request.param)
 
 
 def test_logits_are_those_of_the_whole(model: tuple[Path, Any]) -> None:
@@ -96,3 +105,15 @@ def test_refusals(changes: dict[str, Any], message: str) -> None:
     raw = {**GLM_4_1V, **({"text_config": {**GLM_4_1V["text_config"], **text}} if text else changes)}
     with pytest.raises(ValueError, match=message):
         parse_settings(raw)
+
+
+def test_it_may_be_quantized(tmp_path: Path) -> None:
+    """What is in FP8 may be kept so, in whatever order rows come."""
+    make(tmp_path / "model", "glm4v")
+    way = Way({"quant_method": "fp8", "weight_block_size": [16, 64]}, fp8(16, 64))
+    stored, meant = quantized(tmp_path / "model", way, tmp_path)
+    wanted = weight_list(load(meant))
+    for kept in (False, True):
+        found = weight_list(load(stored, kept=kept))
+        assert any(isinstance(weight, ScaledWeight) for weight in found) == kept
+        assert all(torch.equal(plain(ours), theirs) for ours, theirs in zip(found, wanted, strict=True))
