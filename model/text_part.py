@@ -29,10 +29,12 @@ class _Language:
 
 @dataclass(frozen=True)
 class _Whole:
-    """Its model_type, and the language models that may be inside: the first where config.json does not say which."""
+    """Its model_type, and the language models that may be inside: the first where config.json does not say which.
+    `flat`: the first files say all of it on one level."""
 
     model_type: str
     languages: tuple[_Language, ...]
+    flat: bool = False
 
 
 _QWEN2_VL = {
@@ -91,10 +93,10 @@ WHOLES = {
     ),
     "Mistral3ForConditionalGeneration": _Whole("mistral3", (_alone_as("MistralForCausalLM", "mistral"),)),
     "Qwen2VLForConditionalGeneration": _Whole(
-        "qwen2_vl", (_Language("qwen2_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),)
+        "qwen2_vl", (_Language("qwen2_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),), flat=True
     ),
     "Qwen2_5_VLForConditionalGeneration": _Whole(
-        "qwen2_5_vl", (_Language("qwen2_5_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),)
+        "qwen2_5_vl", (_Language("qwen2_5_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),), flat=True
     ),
     "Qwen3VLForConditionalGeneration": _Whole(
         "qwen3_vl", (_Language("qwen3_vl_text", "Qwen3ForCausalLM", "qwen3", _QWEN3_VL),)
@@ -135,10 +137,10 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     whole = WHOLES[architecture]
     if raw.get("model_type", whole.model_type) != whole.model_type:
         raise ValueError(f"config.json: model_type is {raw['model_type']!r}; {architecture} wants {whole.model_type!r}")
-    text, usual = raw.get("text_config"), whole.languages[0]
-    if usual.defaults and text is None:  # the first files of Qwen's say all of it on one level
+    text = raw.get("text_config")
+    if whole.flat and text is None:
         text = {**raw, "model_type": None}
-    kind = (text.get("model_type") or usual.text_type) if isinstance(text, Mapping) else None
+    kind = (text.get("model_type") or whole.languages[0].text_type) if isinstance(text, Mapping) else None
     language = next((one for one in whole.languages if one.text_type == kind), None)
     if not isinstance(text, Mapping) or language is None:
         wanted = " or ".join(repr(one.text_type) for one in whole.languages)

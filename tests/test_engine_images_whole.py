@@ -24,7 +24,7 @@ from whole_engine import tiny_engine
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 Turn = dict[str, Any]
-_APART = ("qwen2.5-vl", "qwen3.5", "mistral3", "internvl", "glm4v")
+_APART = ("qwen2.5-vl", "qwen3.5", "mistral3", "internvl")
 """Kinds that no other one stands for."""
 
 

@@ -94,6 +94,7 @@ def test_public_files(raw: dict[str, Any], caplog: pytest.LogCaptureFixture) -> 
     ("changes", "message"),
     [
         ({"model_type": "glm4v_moe"}, "model_type is 'glm4v_moe'; Glm4vForConditionalGeneration wants 'glm4v'"),
+        ({"text_config": None}, "text_config is None; Glm4vForConditionalGeneration wants one of"),
         ({"text_config": {"model_type": "glm4"}}, "wants one of model_type 'glm4v_text'"),
         ({"head_dim": 64}, "head_dim is 64; want 128, hidden_size by num_attention_heads"),
         ({"num_attention_heads": 31}, "hidden_size is 4096; want a multiple of num_attention_heads"),
