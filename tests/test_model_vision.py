@@ -90,6 +90,13 @@ def test_a_projector_with_biases_and_larger_tokens(tmp_path: Path) -> None:
     check_seen(seen, tower.seen(pixels, config.mean, config.deviation))
 
 
+def test_larger_tokens_of_one_frame(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 24, "spatial_merge_size": 3, "temporal_patch_size": 1, "attention_bias": True}
+    tower = make_tower(tmp_path, "glm4v", **sizes)
+    vision, pixels = load(tower), picture(6, 9, 6)
+    check_seen(vision.encode(pixels), tower.seen(pixels, vision.config.mean, vision.config.deviation))
+
+
 @pytest.mark.skipif(INTERPRETED, reason="reads files")
 class TestFiles:
     """What is in them, and what is not."""

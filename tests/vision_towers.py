@@ -147,9 +147,10 @@ class Tower(NamedTuple):
             with torch.inference_mode():
                 return [self.model.get_image_features(tiles).pooler_output.flatten(0, 1)]
         image = Image.fromarray(pixels.cpu().numpy())
+        config = self.model.config
         prepare = Qwen2VLImageProcessorPil(
-            patch_size=self.model.config.patch_size, min_pixels=1, max_pixels=10**8,
-            image_mean=list(mean), image_std=list(deviation),
+            patch_size=config.patch_size, merge_size=config.spatial_merge_size, min_pixels=1, max_pixels=10**8,
+            temporal_patch_size=config.temporal_patch_size, image_mean=list(mean), image_std=list(deviation),
         )  # fmt: skip
         inputs = prepare(image, return_tensors="pt")
         with torch.inference_mode():
