@@ -6,6 +6,7 @@ curve goes through four of them each way.
 Shape suffixes: P patches, D hidden size, G positions (a square, row by row).
 """
 
+import itertools
 import math
 
 import torch
@@ -101,7 +102,9 @@ def add_cubic_positions_reference(
     far_P24 = ((distance_P24 - 5) * distance_P24 + 8) * distance_P24 * _BEND - 4 * _BEND
     share_P24 = torch.where(distance_P24 <= 1, near_P24, far_P24)
     at_P24 = taps_P24.long().clamp(0, side - 1)
-    position_P44 = at_P24[:, 0, :, None] * side + at_P24[:, 1, None, :]
-    share_P44 = share_P24[:, 0, :, None] * share_P24[:, 1, None, :]
-    learned_P44D = table_GD.float()[position_P44]
-    x_PD.copy_(x_PD.float() + (learned_P44D * share_P44[..., None]).sum((1, 2)))
+    sum_PD = torch.zeros_like(x_PD, dtype=torch.float32)
+    for vertical, horizontal in itertools.product(range(4), range(4)):
+        share_P = share_P24[:, 0, vertical] * share_P24[:, 1, horizontal]
+        learned_PD = table_GD[at_P24[:, 0, vertical] * side + at_P24[:, 1, horizontal]]
+        sum_PD += learned_PD.float() * share_P[:, None]
+    x_PD.copy_(x_PD.float() + sum_PD)
