@@ -20,7 +20,7 @@ from tercet.model.blocks import Delta, Mamba
 from tercet.model.config import ModelConfig
 from tercet.model.delta_shard import delta_rows
 from tercet.model.linear import Pairs, reorder_pairs
-from tercet.model.places import Move, Rows
+from tercet.model.places import HeadsInPairs, Move, Rows
 from tercet.model.shard import ShardBuilder, Stack
 from tercet.model.step_shape import round_up
 from tercet.model.weights import fill
@@ -58,6 +58,8 @@ class _Rows:
 
     first: int
     place: slice
+    heads: HeadsInPairs | None = None
+    """If they come in another order there."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,8 @@ def _fill_product(
             for rows in module.rows:
                 into = low_rank.up_ANQ[index, rows.place, : pair.rank]
                 ends = rows.first, rows.first + len(into)
-                fill(Move(pair.up, shapes[pair.up], 0, *ends, into, factor=pair.scale), adapter.tensors)
+                up = Move(pair.up, shapes[pair.up], 0, *ends, into, factor=pair.scale, heads=rows.heads)
+                fill(up, adapter.tensors)
 
 
 def _products(config: ModelConfig, layer: int, rank: int, size: int, *, interleaved: bool) -> dict[str, _Product]:
@@ -226,14 +229,14 @@ def _of_rows(rows: Iterable[Rows], num_in: int) -> _Product:
 
 def _stacked(config: ModelConfig, prefix: str, stack: Stack, *, in_turns: bool) -> _Product:
     """Of projections of the same numbers: modules of their own, or one module."""
-    places, above, first = [], 0, 0
+    places, above, first, is_one = [], 0, 0, stack.name in config.stacked
     for index, part in enumerate(stack.parts):
         rows = slice(index, None, len(stack.parts)) if in_turns else slice(first, first + part.count)
-        places.append(_Rows(part.start + (above if config.stacked else 0), rows))
+        places.append(_Rows(part.start + (above if is_one else 0), rows, part.heads))
         above += part.whole
         first += part.count
     hidden = config.hidden_size
-    if config.stacked:
+    if is_one:
         modules = [_Module(f"{prefix}{stack.name}_proj", hidden, above, 0, tuple(places))]
     else:
         modules = [

@@ -1,10 +1,22 @@
-"""What a layer may have in the place of attention over keys and values, and of one MLP: their sizes and names.
+"""What a layer may have in the place of attention over keys and values, and of one MLP: their sizes and names. And
+what its norms are called.
 
 Knows nothing of where that was read, of tensors or of ranks.
 """
 
 from dataclasses import dataclass, replace
 from typing import Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms:
+    """Of a layer: what files call each; None: there is none."""
+
+    ahead_of_attention: str | None = "input_layernorm"
+    behind_attention: str | None = None
+    """Of what it computes, before that is added to the stream."""
+    ahead_of_mlp: str | None = "post_attention_layernorm"
+    behind_mlp: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from tercet.ipc.answers import Classifier
-from tercet.model.blocks import Carried, Delta, Experts, Guesser, Latent, Mamba
+from tercet.model.blocks import Carried, Delta, Experts, Guesser, Latent, Mamba, Norms
 from tercet.model.rope import Rope
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -54,12 +54,11 @@ class ModelConfig:
     """What is added to the checkpoint's weights of norms."""
     float32_norms: bool = False
     """Weights of norms keep 32 bits, whatever the other weights have: they are one and a bit."""
-    input_norms: bool = True
-    """What attention and MLP read of the stream is normed."""
-    block_norms: bool = False
-    """What attention and MLP compute is normed before it is added to the stream."""
+    norms: Norms = field(default_factory=Norms)
     rope: Rope
     """Of all layers that turn by positions and are not told otherwise."""
+    turns_in_pairs: bool = False
+    """In the checkpoint numbers of a head that turn together are neighbours. Here they are in two halves."""
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     generates: bool = True
@@ -95,8 +94,8 @@ class ModelConfig:
     """Whether it is, or one of another checkpoint in its place: then the cache has a layer more."""
     joins: bool = False
     """Of a layer that is such: its first product reads, beside what stands for a token, the next one's embedding."""
-    stacked: bool = False
-    """The checkpoint has the rows of q, k and v in one tensor, and those of gate and up."""
+    stacked: frozenset[str] = frozenset()
+    """Which of "qkv" and "gate_up" the checkpoint has in one tensor, rows of one behind those of another."""
     layer_windows: tuple[int, ...] = field(default=())
     layer_ropes: tuple[Rope | None, ...] = field(default=())
     fits_float16: bool = True

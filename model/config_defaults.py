@@ -4,8 +4,10 @@ Knows names and numbers; what a field means is in `config_fields.py`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from tercet.model.blocks import Norms
 from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_latents import LATENT_DEFAULTS
 from tercet.model.config_mamba import MAMBA_DEFAULTS
@@ -27,6 +29,8 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "OlmoeForCausalLM": "olmoe",
+    "GlmForCausalLM": "glm",
+    "Glm4ForCausalLM": "glm4",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Dots1ForCausalLM": "dots1",
     "MiniMaxM2ForCausalLM": "minimax_m2",
@@ -64,6 +68,15 @@ _NO_CLASSIFIERS = (
 # The same with a head that classifies in the place of what makes logits over the vocabulary.
 CLASSIFIERS = {
     name: family for name, family in _named("ForSequenceClassification").items() if family not in _NO_CLASSIFIERS
+}
+_GLM: dict[str, Any] = {
+    "max_position_embeddings": 131072,
+    "vocab_size": 151552,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
 }
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -172,6 +185,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "num_experts_per_tok": 8,
     },
+    "glm": _GLM,
+    "glm4": _GLM,
     "glm4_moe": {
         "max_position_embeddings": 131072,
         "vocab_size": 151552,
@@ -231,6 +246,26 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     **DELTA_DEFAULTS,
     **MAMBA_DEFAULTS,
 }
+_BEHIND = Norms(
+    ahead_of_attention=None,
+    behind_attention="post_attention_layernorm",
+    ahead_of_mlp=None,
+    behind_mlp="post_feedforward_layernorm",
+)
+_AROUND = replace(_BEHIND, ahead_of_attention="input_layernorm", ahead_of_mlp="pre_feedforward_layernorm")
+_NORMS = {
+    "gemma2": _AROUND,
+    "gemma3_text": _AROUND,
+    "glm4": Norms(behind_attention="post_self_attn_layernorm", behind_mlp="post_mlp_layernorm"),
+    "olmo2": _BEHIND,
+    "olmo3": _BEHIND,
+}
+"""Of families that have others than most, or by other names."""
+_STACKED = {
+    "glm": frozenset({"gate_up"}),
+    "glm4": frozenset({"gate_up"}),
+    "phi3": frozenset({"qkv", "gate_up"}),
+}
 _TELLING_NULLS = (
     *("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping"),
     *("q_lora_rank", "v_head_dim", "rope_interleave", "scale_depth", "dim_model_base"),
@@ -254,11 +289,11 @@ def traits(family: str) -> dict[str, Any]:
         "activation": "gelu" if is_gemma else "relu2" if family == "nemotron_h" else "silu",
         "float32_norms": is_gemma or has_delta,
         "fits_float16": not is_gemma,
-        "input_norms": not is_olmo,
-        "block_norms": is_gemma or is_olmo,
+        "norms": _NORMS.get(family, Norms()),
+        "turns_in_pairs": family in ("glm", "glm4"),
         "qk_norm": has_delta or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1"),
         "gated_attention": has_delta,
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),
         "sinks": family == "gpt_oss",
-        "stacked": family == "phi3",
+        "stacked": _STACKED.get(family, frozenset()),
     }

@@ -27,6 +27,8 @@ from tercet.model.text_part import WHOLES
 
 _WITHOUT_BIAS = ("mistral", "mixtral", "phi3", "minimax_m2", "qwen2", "qwen2_moe")
 """Families whose files may say attention_bias and mean nothing by it."""
+_O_WITHOUT_BIAS = ("glm", "glm4", "glm4_moe")
+"""Families whose files do not mean the output product by it."""
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
@@ -116,7 +118,9 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         generates=not classifies and (tied or not headless),
         classifier=classifier_of(raw) if classifies else None,
         qkv_bias=flag(config, "qkv_bias") if family == "qwen2_moe" else family == "qwen2" or attention_bias,
-        o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "glm4_moe" and attention_bias,
+        o_bias=flag(config, "attention_out_bias")
+        if family == "seed_oss"
+        else family not in _O_WITHOUT_BIAS and attention_bias,
         mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
         latent=latents,
         carried=delta(config, family) or mamba(config, family),

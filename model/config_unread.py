@@ -91,6 +91,8 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "qwen2_moe": {"attention_bias": (None, False), "mlp_bias": (None, False)},
     "qwen3_moe": {"mlp_bias": (None, False)},
     "olmoe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    "glm": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    "glm4": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "glm4_moe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "gpt_oss": {"use_sliding_window": (None,), "mlp_bias": (None, False)},
     "dots1": {"use_sliding_window": (None, False), "mlp_bias": (None, False)},

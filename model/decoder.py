@@ -278,7 +278,7 @@ class Decoder:
         # Blocks with norms of their own need the sum over ranks before those; what adapters add is not made in halves.
         # Nor can rows be added to what is still on its way.
         plain = inputs.groups_T is None and inputs.image_rows is None
-        halves = self._exchanges and not whole and not self.config.block_norms and plain
+        halves = self._exchanges and not whole and self.config.norms.behind_attention is None and plain
         if halves and (exchange := self.group.exchange_for(len(stream_TD))):
             return ExchangedResidual(
                 stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1

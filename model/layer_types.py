@@ -14,14 +14,14 @@ from tercet.model.rope import Rope, parse_rope, with_plain_positions
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _UNWINDOWED = (
-    *("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2"),
+    *("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm", "glm4", "glm4_moe", "minimax_m2"),
     *LATENT_DEFAULTS,
     *DELTA_DEFAULTS,
     *MAMBA_DEFAULTS,
 )
 _ALIKE = (*_UNWINDOWED, "mistral", "mixtral", "phi3", "qwen3_moe")
 """Families whose layers are all alike, whatever layer_types says; those whose attention sees all among them."""
-_PARTIAL = ("phi3", "glm4_moe", "minimax_m2", *DELTA_DEFAULTS)
+_PARTIAL = ("phi3", "glm", "glm4", "glm4_moe", "minimax_m2", *DELTA_DEFAULTS)
 """Families of whose heads only a part may turn."""
 
 

@@ -21,12 +21,28 @@ Rows = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True)
+class HeadsInPairs:
+    """Rows of heads of which the first numbers turn, each with its neighbour: their places here, where each turns with
+    the one half of them further."""
+
+    size: int
+    turned: int
+
+    def places(self, first: int, count: int) -> Tensor:
+        """Of so many rows, from this one on; the first of all begins a head."""
+        row = torch.arange(first, first + count)
+        within = row % self.size
+        halves = within % 2 * (self.turned // 2) + within // 2
+        return row - within + torch.where(within < self.turned, halves, within)
+
+
+@dataclass(frozen=True)
 class Move:
     """Copy slice `start:stop` of dimension `dim` of tensor `name` (whole shape `shape`) into `into`.
 
     `into` may have other dimensions behind the first, of as many numbers. `shift` is added to the numbers first, and
     then they are multiplied by `factor`. `rest`: what the type of `into` leaves of the numbers when they are rounded to
-    it.
+    it. `heads`: of what the rows are, if they do not follow each other in `into` as they do in the tensor.
     """
 
     name: str
@@ -38,6 +54,11 @@ class Move:
     shift: float = 0.0
     factor: float = 1.0
     rest: bool = False
+    heads: HeadsInPairs | None = None
+
+    def rows(self, first: int, count: int) -> slice | Tensor:
+        """Which rows of `into` so many are that are read from this one on."""
+        return slice(first, first + count) if self.heads is None else self.heads.places(first, count)
 
     def changed(self, piece: Tensor) -> Tensor:
         """What goes into `into` for a piece of what was read: in fp32, to be rounded once."""
@@ -98,9 +119,11 @@ class Places:
         self.rows(name, length, 0, into)
         return into
 
-    def rows(self, name: str, whole: int, start: int, into: Weight) -> None:
+    def rows(
+        self, name: str, whole: int, start: int, into: Weight, heads: HeadsInPairs | None = None
+    ) -> None:  # fmt: skip
         """Fill `into` with rows `start` and on of a tensor that has `whole` rows."""
-        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into))
+        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into, heads=heads))
 
     def columns(self, name: str, rows: int, whole: int) -> Weight:
         """This rank's share of the columns."""

@@ -17,7 +17,7 @@ from tercet.model.delta_shard import delta_product, delta_weights
 from tercet.model.expert_shard import expert_weights
 from tercet.model.latent_shard import first_product, latent_weights
 from tercet.model.mamba_shard import mamba_product, mamba_weights
-from tercet.model.places import Move, Places, Rows
+from tercet.model.places import HeadsInPairs, Move, Places, Rows
 from tercet.model.rank_weights import ExpertWeights, GuesserWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.scaled_rows import Kept
 from tercet.model.score_head import rows_of_head
@@ -41,6 +41,8 @@ class Part:
     whole: int
     start: int
     count: int
+    heads: HeadsInPairs | None = None
+    """If they come in another order than they have here."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,9 @@ class ShardBuilder:
         `bare`: it has no MLP."""
         config, places, hidden = self.config, self.places, self.config.hidden_size
         attention = f"{prefix}{attention_name(carried)}."
-        heads_normed = config.qk_norm and carried is None
-        # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
-        behind = config.block_norms
-        ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
+        heads_normed, norms = config.qk_norm and carried is None, config.norms
         return LayerWeights(
-            input_norm_D=places.norm(f"{prefix}input_layernorm", hidden) if config.input_norms else None,
+            input_norm_D=self._norm(prefix, norms.ahead_of_attention),
             qkv_ND=self._first_product(attention, carried),
             qkv_bias_N=self._stacked_biases(attention, self.qkv()) if config.qkv_bias else None,
             q_norm_H=places.norm(f"{attention}q_norm", config.head_dim) if heads_normed else None,
@@ -133,11 +132,14 @@ class ShardBuilder:
             if carried is None
             else places.columns(f"{attention}out_proj.weight", hidden, carried.value_heads * carried.value_dim),
             o_bias_D=places.whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
-            o_norm_D=places.norm(f"{prefix}post_attention_layernorm", hidden) if behind else None,
-            post_norm_D=places.norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms and not bare else None,
+            o_norm_D=self._norm(prefix, norms.behind_attention),
+            post_norm_D=None if bare else self._norm(prefix, norms.ahead_of_mlp),
             mlp=None if bare else self._mlp(prefix, interleaved, many),
-            down_norm_D=places.norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
+            down_norm_D=None if bare else self._norm(prefix, norms.behind_mlp),
         )
+
+    def _norm(self, prefix: str, name: str | None) -> Tensor | None:
+        return None if name is None else self.places.norm(f"{prefix}{name}", self.config.hidden_size)
 
     def _first_product(self, prefix: str, carried: Carried | None) -> Weight:
         config, hidden = self.config, self.config.hidden_size
@@ -175,8 +177,11 @@ class ShardBuilder:
         )
 
     def qkv(self) -> Stack:
-        query, kv = self._head_rows()
-        return Stack("qkv", (Part("q", *query), Part("k", *kv), Part("v", *kv)))
+        (query, kv), config = self._head_rows(), self.config
+        heads = None
+        if config.turns_in_pairs:
+            heads = HeadsInPairs(config.head_dim, config.rope.rotary_dim(config.head_dim))
+        return Stack("qkv", (Part("q", *query, heads), Part("k", *kv, heads), Part("v", *kv)))
 
     def _wide_qk_norm(self, prefix: str) -> Tensor:
         (q_whole, q_start, query), (k_whole, k_start, key) = self._head_rows()
@@ -208,7 +213,7 @@ class ShardBuilder:
 
     def _stacked(self, prefix: str, stack: Stack, columns: int, *, in_turns: bool = False) -> Weight:
         """`in_turns`: a row of each, and so on."""
-        names = [stack.name] if self.config.stacked else [part.name for part in stack.parts]
+        names = [stack.name] if self._is_one(stack) else [part.name for part in stack.parts]
         into = self.places.matrix([f"{prefix}{name}_proj.weight" for name in names], stack.count, columns, columns)
         self._projections(prefix, "weight", stack, into, in_turns=in_turns)
         return into
@@ -224,13 +229,17 @@ class ShardBuilder:
         first = above = 0
         for index, part in enumerate(stack.parts):
             place = into[index :: len(stack.parts)] if in_turns else into[first : first + part.count]
-            if self.config.stacked:
+            if self._is_one(stack):
                 whole = sum(each.whole for each in stack.parts)
-                self.places.rows(f"{prefix}{stack.name}_proj.{kind}", whole, above + part.start, place)
+                self.places.rows(f"{prefix}{stack.name}_proj.{kind}", whole, above + part.start, place, part.heads)
             else:
-                self.places.rows(f"{prefix}{part.name}_proj.{kind}", part.whole, part.start, place)
+                self.places.rows(f"{prefix}{part.name}_proj.{kind}", part.whole, part.start, place, part.heads)
             first += part.count
             above += part.whole
+
+    def _is_one(self, stack: Stack) -> bool:
+        """Whether the checkpoint has it as one tensor."""
+        return stack.name in self.config.stacked
 
     def vocabulary(self, name: str) -> Tensor:
         """This rank's rows, and behind the last rank's zeros."""

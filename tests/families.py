@@ -8,8 +8,10 @@ from transformers import (
     Dots1Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
@@ -137,6 +139,14 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             },
         },
     ),
+    "glm": (GlmConfig, {"head_dim": 24, "rms_norm_eps": 1e-3}),
+    "glm4": (
+        Glm4Config,
+        # 12 of 20 numbers turn.
+        {"head_dim": 20, "num_key_value_heads": 4, **_rope("yarn", factor=4.0, original_max_position_embeddings=128)}
+        | {"partial_rotary_factor": 0.6, "tie_word_embeddings": True},
+    ),
+    "glm4-unbiased": (Glm4Config, {"head_dim": 16, "attention_bias": False}),
     "seed-oss": (SeedOssConfig, {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True}),
     "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 16}),
     "qwen3-moe": (

@@ -27,7 +27,7 @@ from whole_engine import GREEDY, generate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-FAMILIES = ["mistral", "phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss"]
+FAMILIES = ["mistral", "phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss", "glm", "glm4"]
 FAMILIES += ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "dots1", "minimax-m2", "gpt-oss"]
 LATENTS = ["deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "youtu", "minicpm3"]
 STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "nemotron-h"]
@@ -63,6 +63,8 @@ def larger(family: str, folder: Path) -> Path:
         | {"moe_shared_expert_intermediate_size": 256},
     }.get(family, {})
     heads = {} if family in ("granite", "olmo2", "olmoe", "qwen2-moe", "dots1") else {"head_dim": 128}
+    if family == "glm4":
+        heads |= {"num_key_value_heads": 2, "partial_rotary_factor": 0.5}
     if family in ("phi3", "olmo3"):
         heads = {"num_attention_heads": 4}  # with a window, and as wide as Hopper's kernels want them
     if family in ("gemma3", "qwen3.5"):

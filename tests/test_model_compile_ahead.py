@@ -143,7 +143,7 @@ def test_steps_with_guesses_use_no_others_whatever_their_rows_want(monkeypatch: 
     assert launches(steps) <= ahead
 
 
-@pytest.mark.parametrize("kind", ["gemma3", long("qwen3-vl"), long("internvl")])
+@pytest.mark.parametrize("kind", ["gemma3", long("qwen3-vl"), long("internvl"), long("glm4v"), long("glm4v-moe")])
 def test_steps_with_images_use_no_others(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many chunks and tokens come beside them."""
     folder = seeing(kind, large=True).folder

@@ -52,7 +52,7 @@ WANT_A_NUMBER = (
     "Gemma",
     "Qwen2Moe",
     "Qwen3Moe",
-    "Glm4Moe",
+    "Glm",
     "Dots1",
     "MiniMax",
     "GptOss",

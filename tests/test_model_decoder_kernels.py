@@ -29,6 +29,7 @@ from tercet.triton_kernels.sample import sample
         long("gemma2", False),
         ("gemma3", True),
         long("olmo2", False),
+        long("glm4", False),
         long("mixtral", False),
         long("qwen3-moe", True),
         long("qwen2-moe", False),

@@ -35,7 +35,7 @@ def meant(family: str, folder: Path) -> Path:
     return quantized(checkpoint(family), Way({}, by_rows), folder, wanted=lambda name: "kv_b_proj" not in name)[1]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "phi3", "deepseek-v3", "qwen3.5"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "phi3", "glm", "deepseek-v3", "qwen3.5"])
 def test_numbers(family: str, tmp_path: Path) -> None:
     """Of each rank of one, two and four."""
     config, wanted = open_model(meant(family, tmp_path))
