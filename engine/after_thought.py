@@ -3,21 +3,25 @@
 Pure; it knows the notation of grammars and no HTTP.
 """
 
-from tercet.engine.lark import Marks, in_lark, named
-from tercet.engine.reasoning import CLOSE, OPEN
+import re
+
+from tercet.engine.lark import Marks, in_lark, in_slashes, named
+from tercet.engine.reasoning import THINK, Tags
 from tercet.ipc.messages import Structured
 
-_TO_SPELLED = "thought: text gap\ntext[lazy]: /(.|\\n)*<\\/think>/\n"  # lazy: the first end is the end
 _GAP = "gap: /[ \\n]{0,4}/\n"
 """Models leave lines free there; as many as they like could be all that max_tokens has room for."""
 
 
-def after_thought(form: Structured, marks: Marks, *, opened: bool) -> Structured:
+def after_thought(form: Structured, marks: Marks, *, opened: bool, tags: Tags = THINK) -> Structured:
     """Any text to the end of the reasoning, then what `form` allows. Raises `Refusal`.
 
     Unless the prompt has `opened` the reasoning, the answer may, or have its form at once.
     """
-    start = "start: thought answer\n" if opened else f"start: answer | {named(OPEN, marks)} thought answer\n"
-    to_token = f"thought: text {named(CLOSE, marks)} gap\ntext: /(.|\\n)*/\n"
-    thought = to_token if CLOSE in marks else _TO_SPELLED
+    start = "start: thought answer\n" if opened else f"start: answer | {named(tags.opening, marks)} thought answer\n"
+    if tags.closing in marks:
+        thought = f"thought: text {named(tags.closing, marks)} gap\ntext: /(.|\\n)*/\n"
+    else:  # lazy: the first end is the end
+        to_the_end = in_slashes(r"(.|\n)*" + re.escape(tags.closing))
+        thought = f"thought: text gap\ntext[lazy]: {to_the_end}\n"
     return Structured(grammar=f"{start}{thought}{_GAP}answer: {in_lark(form)}\n")

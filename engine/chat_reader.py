@@ -11,7 +11,7 @@ from tercet.engine.harmony import HarmonyReader
 from tercet.engine.lark import Marks
 from tercet.engine.marked_calls import Schemas
 from tercet.engine.openai_answers import CallOut, ChatDelta, FunctionOut
-from tercet.engine.reasoning import CLOSE, ReasoningReader, Thought
+from tercet.engine.reasoning import ReasoningReader, Thought, is_opened, tags_of
 from tercet.engine.said import AnswerReader, Said, Span
 from tercet.engine.section_calls import KIMI
 from tercet.engine.tool_calls import Call, Item, tool_reader
@@ -98,11 +98,13 @@ class _TaggedReader(AnswerReader):
     def __init__(
         self, reasoning_format: ReasoningFormat, tool_format: ToolFormat, schemas: Schemas, marks: Marks
     ) -> None:
-        opened, call = reasoning_format == "think_opened", KIMI.opening if tool_format == "kimi" else None
-        self._reasoning = None if reasoning_format == "none" else ReasoningReader(opened, call)
+        call, tags = KIMI.opening if tool_format == "kimi" else None, tags_of(reasoning_format)
+        self._reasoning = (
+            None if reasoning_format == "none" else ReasoningReader(is_opened(reasoning_format), call, tags)
+        )
         self._tools = tool_reader(tool_format, schemas)
         self._reads_tools = tool_format != "none"
-        self._close = marks.get(CLOSE)
+        self._close = marks.get(tags.closing)
 
     @property
     def is_plain(self) -> bool:

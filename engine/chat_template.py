@@ -20,6 +20,7 @@ import jinja2.sandbox
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.harmony import CHANNEL, MESSAGE
 from tercet.engine.harmony_turns import EFFORTS, described, harmony_turns
+from tercet.engine.reasoning import BRACKETS, THINK
 from tercet.engine.refusal import short
 from tercet.engine.section_calls import DEEPSEEK, KIMI
 from tercet.engine.template_content import shown, with_mark
@@ -130,8 +131,7 @@ class ChatTemplate:
         """A prompt with a call of `f`; None: the template refuses it."""
         function = {"name": "f", "description": "x", "parameters": {"type": "object", "properties": {}}}
         tools = ({"type": "function", "function": function},) if self._takes_tools else ()
-        # Some templates want nine letters and digits.
-        call = ToolCall(id="000000000", function=FunctionCall("f", _SHOWN_ARGUMENTS))
+        call = ToolCall(id="000000000", function=FunctionCall("f", _SHOWN_ARGUMENTS))  # nine of them, as some want
         turns = [
             ChatMessage("user", "x"),
             ChatMessage("assistant", tool_calls=(call,)),
@@ -145,8 +145,8 @@ class ChatTemplate:
     def _find_reasoning_format(self, source: str) -> ReasoningFormat:
         if self._is_harmony:
             return "harmony"
-        if "</think>" not in source:
-            return "none"
+        if THINK.closing not in source:
+            return "bracketed" if BRACKETS.closing in source else "none"
         if not self._opens_thought({"thinking": True}):
             return "think"
         if not self._opens_thought({}):

@@ -19,7 +19,7 @@ from tercet.engine.lark import Marks
 from tercet.engine.marked_calls import Schemas
 from tercet.engine.openai_messages import Tool, ending_of
 from tercet.engine.openai_requests import ChatCompletionRequest
-from tercet.engine.reasoning import CLOSE, OPEN, answer_format
+from tercet.engine.reasoning import answer_format, is_opened, tags_of
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import stop_strings
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
@@ -75,7 +75,9 @@ async def _params(
     body: ChatCompletionRequest, door: Door, reasoning: ReasoningFormat, *, may_think: bool
 ) -> SamplingParams:  # fmt: skip
     params = body.to_params()
-    opened = reasoning == "think_opened"
+    opened = is_opened(reasoning)
+    if reasoning in ("bracketed", "bracketed_opened") and body.skip_special_tokens is None:
+        params = msgspec.structs.replace(params, skip_special_tokens=False)  # its marks are special tokens
     try:
         if body.uses_tools:
             params = await with_tools(params, body, door)
@@ -83,7 +85,7 @@ async def _params(
             return await _in_messages(params, body, door)
         if params.structured is None or not (opened or may_think):
             return params
-        form = after_thought(params.structured, await marks_of(door), opened=opened)
+        form = after_thought(params.structured, await marks_of(door), opened=opened, tags=tags_of(reasoning))
     except Refusal as refusal:
         raise from_engine(RequestRefused(refusal.code, str(refusal)), body.names) from None
     return msgspec.structs.replace(params, structured=form)
@@ -116,10 +118,13 @@ async def _in_messages(params: SamplingParams, body: ChatCompletionRequest, door
 
 def _goes_on(begun: str, door: Door) -> ReasoningFormat:
     """What has begun is what is said, unless it has begun to think."""
-    if door.info.reasoning_format == "harmony":
+    known = door.info.reasoning_format
+    if known == "harmony":
         return "harmony"
-    opened = begun.rfind(OPEN) > begun.rfind(CLOSE)
-    return "think_opened" if opened and door.info.reasoning_format != "none" else "none"
+    tags = tags_of(known)
+    if known == "none" or begun.rfind(tags.opening) <= begun.rfind(tags.closing):
+        return "none"
+    return "bracketed_opened" if known == "bracketed" else "think_opened"
 
 
 def _goes_on_from_results(messages: Sequence[ChatMessage], door: Door) -> bool:
@@ -129,7 +134,7 @@ def _goes_on_from_results(messages: Sequence[ChatMessage], door: Door) -> bool:
 
 def _may_think(body: ChatCompletionRequest, door: Door) -> bool:
     """Whether the model may open its reasoning itself."""
-    return door.info.reasoning_format == "think" and _thinks(body) is not False
+    return door.info.reasoning_format in ("think", "bracketed") and _thinks(body) is not False
 
 
 def _thinks(body: ChatCompletionRequest) -> object:

@@ -1,4 +1,4 @@
-"""A model's reasoning, told from its answer: what stands between <think> and </think>.
+"""A model's reasoning, told from its answer: what stands between <think> and </think>, or other tags.
 
 Fed text as it comes, however it is cut. It knows nothing of HTTP.
 """
@@ -8,7 +8,15 @@ from typing import NamedTuple
 from tercet.engine.tool_calls import held_back
 from tercet.ipc.answers import ReasoningFormat
 
-OPEN, CLOSE = "<think>", "</think>"
+
+class Tags(NamedTuple):
+    """What reasoning begins and ends with."""
+
+    opening: str
+    closing: str
+
+
+THINK, BRACKETS = Tags("<think>", "</think>"), Tags("[THINK]", "[/THINK]")
 
 
 class Thought(NamedTuple):
@@ -29,13 +37,24 @@ def answer_format(model: ReasoningFormat, thinks: object = None) -> ReasoningFor
             return known
 
 
+def tags_of(known: ReasoningFormat) -> Tags:
+    """Of a format that has some."""
+    return BRACKETS if known in ("bracketed", "bracketed_opened") else THINK
+
+
+def is_opened(known: ReasoningFormat) -> bool:
+    """Whether the prompt has begun the reasoning."""
+    return known in ("think_opened", "bracketed_opened")
+
+
 class ReasoningReader:
     """Of one answer."""
 
-    def __init__(self, opened: bool, call: str | None = None) -> None:
+    def __init__(self, opened: bool, call: str | None = None, tags: Tags = THINK) -> None:
         """`opened`: the prompt has begun the reasoning, so the answer begins in the middle of it. `call`: what calls
         begin with, of a model that may call in the middle of its reasoning, and then has ended it."""
-        self._ends = (CLOSE,) if call is None else (CLOSE, call)
+        self._tags = tags
+        self._ends = (tags.closing,) if call is None else (tags.closing, call)
         self._rest = ""
         self._state = "reasoning" if opened else "beginning"
         self._skips_space = opened
@@ -62,9 +81,10 @@ class ReasoningReader:
 
     def _begin(self) -> None:
         text = self._rest.lstrip()
-        if text.startswith(OPEN):
-            self._rest, self._state, self._skips_space = text.removeprefix(OPEN), "reasoning", True
-        elif not OPEN.startswith(text):
+        opening = self._tags.opening
+        if text.startswith(opening):
+            self._rest, self._state, self._skips_space = text.removeprefix(opening), "reasoning", True
+        elif not opening.startswith(text):
             self._state = "answer"
 
     def _reason(self) -> str:
@@ -72,7 +92,7 @@ class ReasoningReader:
         if not found:
             return self._take(len(self._rest) - max(held_back(self._rest, end) for end in self._ends))
         reasoning = self._take(min(found))
-        self._rest, self._state, self._skips_space = self._rest.removeprefix(CLOSE), "answer", True
+        self._rest, self._state, self._skips_space = self._rest.removeprefix(self._tags.closing), "answer", True
         return reasoning
 
     def _take(self, length: int) -> str:

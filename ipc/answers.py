@@ -26,10 +26,19 @@ ToolFormat = Literal[
 ]
 """mistral: a list of calls. mistral_named: a name and its arguments for each. deepseek_fenced: as deepseek, with the
 arguments in a fence, as code stands in one. harmony: messages to functions."""
-ReasoningFormat = Literal["none", "think", "think_opened", "think_by_default", "think_on_request", "harmony"]
-"""think: between <think> and </think>. The others: the same, and the prompt has opened it already; always, unless the
-template is told not to think, or if it is told to. harmony: in messages of their own, which only skip_special_tokens
-false shows."""
+ReasoningFormat = Literal[
+    "none",
+    "think",
+    "think_opened",
+    "think_by_default",
+    "think_on_request",
+    "bracketed",
+    "bracketed_opened",
+    "harmony",
+]
+"""think: between <think> and </think>. The next three: the same, and the prompt has opened it already; always, unless
+the template is told not to think, or if it is told to. bracketed: between [THINK] and [/THINK], or that and opened.
+harmony: in messages of their own. The marks of these two are shown only by skip_special_tokens false."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

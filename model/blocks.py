@@ -33,6 +33,8 @@ class ExpertNames:
     router: str = "gate"
     shared: str = ""
     bias: str = ""
+    bias_is_row: bool = False
+    """Of a matrix that has no other."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Experts:
     """How many more serve every token: so many times an expert's size is what the checkpoint has as one MLP."""
     shared_gated: bool = False
     """Those count by a sigmoid of the token's own; else one."""
+    counts_by_share: bool = False
+    """With a bias, too, an expert counts by its share in a softmax of all."""
     scored_in_float32: bool = False
     """What 16 bits do not tell apart is told apart for the choice."""
     clamp: Clamp | None = None

@@ -19,6 +19,7 @@ from tercet.model.shard import EMBEDDING, LM_HEAD
 from tercet.model.split_rows import granite_hybrid, nemotron_hybrid
 from tercet.model.stacked_experts import StackedExperts, how_they_lie, is_stacked
 from tercet.model.text_part import has_text_part, text_part_of, text_tensors
+from tercet.model.unstacked_experts import UnstackedExperts
 from tercet.model.weights import Checkpoint, Files
 
 _CPU = torch.device("cpu")
@@ -80,6 +81,8 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
         config = replace(config, dtype=tensors.dtype_of(EMBEDDING))
     if has_stacked_experts(config):
         return config, StackedExperts(tensors, device, "in turns")
-    if quantization is None and config.experts is not None and any(map(is_stacked, tensors.shapes())):
-        return config, StackedExperts(tensors, device, how_they_lie(tensors.shapes(), config.hidden_size))
+    if config.experts is not None and any(map(is_stacked, tensors.shapes())):
+        if quantization is None:
+            return config, StackedExperts(tensors, device, how_they_lie(tensors.shapes(), config.hidden_size))
+        tensors = UnstackedExperts(tensors, quantization.block)
     return config, tensors if quantization is None else ExpandedCheckpoint(tensors, quantization, device)

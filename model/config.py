@@ -58,7 +58,8 @@ class ModelConfig:
     rope: Rope
     """Of all layers that turn by positions and are not told otherwise."""
     turns_in_pairs: bool = False
-    """In the checkpoint numbers of a head that turn together are neighbours. Here they are in two halves."""
+    """In the checkpoint numbers of a head that turn together are neighbours. Here they are in two halves. Latents have
+    their own."""
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     generates: bool = True
@@ -73,6 +74,8 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     """Queries and keys are normed, each head by itself."""
+    qk_norm_behind: bool = False
+    """They are so when they have turned."""
     wide_qk_norm: bool = False
     """Queries and keys are normed, all heads of a token together."""
     sinks: bool = False

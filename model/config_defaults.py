@@ -11,10 +11,13 @@ from tercet.model.blocks import Norms
 from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_latents import LATENT_DEFAULTS
 from tercet.model.config_mamba import MAMBA_DEFAULTS
+from tercet.model.expert_defaults import EXPERT_DEFAULTS
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MinistralForCausalLM": "ministral",
+    "Ministral3ForCausalLM": "ministral3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Phi3ForCausalLM": "phi3",
@@ -22,6 +25,10 @@ FAMILIES = {
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
+    "ArceeForCausalLM": "arcee",
+    "Exaone4ForCausalLM": "exaone4",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
     "SeedOssForCausalLM": "seed_oss",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
@@ -33,10 +40,13 @@ FAMILIES = {
     "Glm4ForCausalLM": "glm4",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Dots1ForCausalLM": "dots1",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "GptOssForCausalLM": "gpt_oss",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Mistral4ForCausalLM": "mistral4",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "YoutuForCausalLM": "youtu",
     "MiniCPM3ForCausalLM": "minicpm3",
@@ -61,6 +71,7 @@ def _named(ending: str) -> dict[str, str]:
 # The same without what makes logits: models that were trained to embed texts are often saved so.
 HEADLESS = _named("Model")
 _NO_CLASSIFIERS = (
+    *("ernie4_5", "ernie4_5_moe"),
     *("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text"),
     *MAMBA_DEFAULTS,
 )
@@ -86,6 +97,28 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "vocab_size": 32000,
         "num_key_value_heads": 8,
         "sliding_window": 4096,
+    },
+    "ministral": {
+        "max_position_embeddings": 131072,
+        "vocab_size": 32000,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+    "ministral3": {
+        "max_position_embeddings": 262144,
+        "vocab_size": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
     },
     "qwen2": {
         "max_position_embeddings": 32768,
@@ -125,6 +158,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 500_000.0,
         "sliding_window": 4096,
     },
+    "arcee": {"max_position_embeddings": 4096, "vocab_size": 32000, "rms_norm_eps": 1e-5},
+    "exaone4": {
+        "max_position_embeddings": 2048,
+        "vocab_size": 102400,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+    "hunyuan_v1_dense": {"max_position_embeddings": 2048, "vocab_size": 290943, "rms_norm_eps": 1e-5},
     "seed_oss": {
         "max_position_embeddings": 524288,
         "vocab_size": 155136,
@@ -158,90 +201,18 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 10_000.0,
         "tie_word_embeddings": True,
     },
-    "mixtral": {
+    "ernie4_5": {
         "max_position_embeddings": 131072,
-        "vocab_size": 32000,
-        "num_key_value_heads": 8,
-        "rope_theta": 1_000_000.0,
+        "vocab_size": 103424,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
         "rms_norm_eps": 1e-5,
-        "num_experts_per_tok": 2,
-    },
-    "qwen2_moe": {
-        "max_position_embeddings": 32768,
-        "vocab_size": 151936,
-        "num_key_value_heads": 16,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "qkv_bias": True,
-    },
-    "olmoe": {
-        "max_position_embeddings": 4096,
-        "vocab_size": 50304,
-        "rms_norm_eps": 1e-5,
-        "num_experts_per_tok": 8,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
     },
     "glm": _GLM,
     "glm4": _GLM,
-    "glm4_moe": {
-        "max_position_embeddings": 131072,
-        "vocab_size": 151552,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "partial_rotary_factor": 0.5,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 1408,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "norm_topk_prob": True,
-    },
-    "dots1": {
-        "max_position_embeddings": 2048,
-        "vocab_size": 152064,
-        "sliding_window": 4096,
-        "max_window_layers": 62,
-        "moe_intermediate_size": 1408,
-        "first_k_dense_replace": 0,
-    },
-    "minimax_m2": {
-        "max_position_embeddings": 196608,
-        "vocab_size": 200064,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_theta": 5_000_000.0,
-        "num_experts_per_tok": 8,
-    },
-    "gpt_oss": {
-        "max_position_embeddings": 131072,
-        "vocab_size": 201088,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150_000.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "truncate": False,
-        },
-        "sliding_window": 128,
-        "attention_bias": True,
-        "num_experts_per_tok": 4,
-    },
-    "qwen3_moe": {
-        "max_position_embeddings": 32768,
-        "vocab_size": 151936,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
+    **EXPERT_DEFAULTS,
     **LATENT_DEFAULTS,
     **DELTA_DEFAULTS,
     **MAMBA_DEFAULTS,
@@ -257,8 +228,7 @@ _NORMS = {
     "gemma2": _AROUND,
     "gemma3_text": _AROUND,
     "glm4": Norms(behind_attention="post_self_attn_layernorm", behind_mlp="post_mlp_layernorm"),
-    "olmo2": _BEHIND,
-    "olmo3": _BEHIND,
+    **dict.fromkeys(("exaone4", "olmo2", "olmo3"), _BEHIND),
 }
 """Of families that have others than most, or by other names."""
 _STACKED = {
@@ -283,15 +253,16 @@ def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
 def traits(family: str) -> dict[str, Any]:
     """The fields of a ModelConfig that follow from the family alone, whatever kind of file it is in."""
     is_gemma, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
-    has_delta = family in DELTA_DEFAULTS
+    has_delta, is_hunyuan = family in DELTA_DEFAULTS, family in ("hunyuan_v1_dense", "hunyuan_v1_moe")
     return {
         "family": family,
-        "activation": "gelu" if is_gemma else "relu2" if family == "nemotron_h" else "silu",
+        "activation": "gelu" if is_gemma else "relu2" if family in ("nemotron_h", "arcee") else "silu",
         "float32_norms": is_gemma or has_delta,
         "fits_float16": not is_gemma,
         "norms": _NORMS.get(family, Norms()),
-        "turns_in_pairs": family in ("glm", "glm4"),
-        "qk_norm": has_delta or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1"),
+        "turns_in_pairs": family in ("glm", "glm4", "ernie4_5", "ernie4_5_moe"),
+        "qk_norm": has_delta or is_hunyuan or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4"),
+        "qk_norm_behind": is_hunyuan,
         "gated_attention": has_delta,
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),
         "sinks": family == "gpt_oss",

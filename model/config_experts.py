@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tercet.model.blocks import Clamp, ExpertNames, Experts
-from tercet.model.config_fields import flag, number, positive
+from tercet.model.config_fields import flag, number, positive, whole_number
 
 _MIXTRAL = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
 _QWEN = ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
@@ -26,12 +26,21 @@ EXPERT_NAMES = {
     "dots1": _GLM,
     "deepseek_v2": replace(_GLM, bias=""),
     "deepseek_v3": _GLM,
+    "mistral4": replace(_GLM, bias=""),
     "glm4_moe_lite": _GLM,
+    "ernie4_5_moe": replace(_GLM, bias="moe_statics.e_score_correction_bias", bias_is_row=True),
+    "hunyuan_v1_moe": replace(_QWEN, router="gate.wg", shared="shared_mlp"),
     "gpt_oss": _GPT_OSS,
     "granitemoehybrid": replace(_QWEN, shared="shared_experts"),
     "nemotron_h": replace(_GLM, gate=""),
 }
 """What the families that have experts call them."""
+_GATED = "shared_expert"
+"""What those call their shared MLP that count it by a sigmoid."""
+_GLM_LIKE = ("glm4_moe", "dots1", "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite")
+"""Which call how many are shared, and which layers have them, as GLM does."""
+_NORMED = ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid", "ernie4_5_moe", "hunyuan_v1_moe")
+"""Whose weights of a token's experts add up to one, whatever config.json says."""
 _COUNTS = {
     "mixtral": 8,
     "minimax_m2": 256,
@@ -44,9 +53,14 @@ _COUNTS = {
     "gpt_oss": 128,
     "deepseek_v2": 64,
     "deepseek_v3": 256,
+    "mistral4": 128,
     "glm4_moe_lite": 64,
+    "ernie4_5_moe": 64,
+    "hunyuan_v1_moe": 1,
 }
 """Where config.json is silent."""
+_EACH = {"ernie4_5_moe": ("moe_k", 6), "hunyuan_v1_moe": ("moe_topk", 1)}
+"""Another name for how many serve a token, and how many do where config.json is silent."""
 
 
 def experts(config: Mapping[str, Any], family: str) -> Experts | None:
@@ -54,8 +68,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     if family not in EXPERT_NAMES or (family == "granitemoehybrid" and config["num_local_experts"] == 0):
         return None
     layers, scale = frozenset(range(config["num_hidden_layers"])), 1.0
-    size_name, shared = "moe_intermediate_size", 0
-    clamp = None
+    size_name, clamp = "moe_intermediate_size", None
     match family:
         case "gpt_oss":
             size_name = "intermediate_size"
@@ -64,44 +77,55 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
             size_name = "intermediate_size"
         case "qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_5_moe_text":
             layers = _sparse_layers(config)
+        case "hunyuan_v1_moe":
+            config, size_name = _of_all_layers(config), "intermediate_size"
+        case "ernie4_5_moe":
+            layers = _layers_between(config)
         case "nemotron_h":
             layers, scale = frozenset(config["moe_layers"]), number(config, "routed_scaling_factor", 1.0)
-        case "glm4_moe" | "dots1" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite":
+        case _ if family in _GLM_LIKE:
             layers = _listed_layers(config) if family == "glm4_moe_lite" else _later_layers(config)
-            scale, shared = number(config, "routed_scaling_factor", 1.0), positive(config, "n_shared_experts")
+            scale = number(config, "routed_scaling_factor", 1.0)
     if not layers:
         return None
     size = positive(config, size_name)
-    count, each = _count(config, family), positive(config, "num_experts_per_tok")
+    count, each = _count(config, family), _each(config, family)
     if each > count:
         raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
     groups, best_groups = _groups(config, family, count, each)
-    shared_gated = EXPERT_NAMES[family].shared == "shared_expert"
-    if shared_gated:
-        shared = _shared_of_size(config, "shared_expert_intermediate_size", size_name)
-    elif family == "granitemoehybrid":
-        shared = _shared_of_size(config, "shared_intermediate_size", size_name)
-    elif family == "nemotron_h":
-        shared = _shared_of_size(config, "moe_shared_expert_intermediate_size", size_name)
     return Experts(
         count=count,
         each=each,
         intermediate_size=size,
-        normed=family in ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid") or flag(config, "norm_topk_prob"),
+        normed=family in _NORMED or flag(config, "norm_topk_prob"),
         scale=scale,
         groups=groups,
         best_groups=best_groups,
-        shared=shared,
-        shared_gated=shared_gated,
+        shared=_shared(config, family, size_name),
+        shared_gated=EXPERT_NAMES[family].shared == _GATED,
+        counts_by_share=family == "ernie4_5_moe",
         clamp=clamp,
         layers=layers,
-        scored_in_float32=family == "deepseek_v2" or bool(EXPERT_NAMES[family].bias),
+        scored_in_float32=family in ("deepseek_v2", "hunyuan_v1_moe") or bool(EXPERT_NAMES[family].bias),
         names=EXPERT_NAMES[family],
     )
 
 
-def _shared_of_size(config: Mapping[str, Any], name: str, size_name: str) -> int:
-    """The shared MLP as experts, of whose size it is a multiple."""
+def _shared(config: Mapping[str, Any], family: str, size_name: str) -> int:
+    """The MLP that all tokens share as so many experts, of whose size it is a multiple."""
+    match family:
+        case "hunyuan_v1_moe":
+            return 1
+        case "ernie4_5_moe":
+            return whole_number(config, "moe_num_shared_experts")
+        case "granitemoehybrid":
+            name = "shared_intermediate_size"
+        case "nemotron_h":
+            name = "moe_shared_expert_intermediate_size"
+        case _ if EXPERT_NAMES[family].shared == _GATED:
+            name = "shared_expert_intermediate_size"
+        case _:
+            return positive(config, "n_shared_experts") if family in _GLM_LIKE else 0
     shared, size = positive(config, name), positive(config, size_name)
     if shared % size:
         raise ValueError(f"config.json: {name} is {shared}; want a multiple of {size_name} ({size})")
@@ -133,10 +157,33 @@ def _groups(config: Mapping[str, Any], family: str, count: int, each: int) -> tu
 
 def _later_layers(config: Mapping[str, Any], first: int = 0) -> frozenset[int]:
     """All but so many, which have one MLP. `first`: where nothing is said."""
-    first = config.get("first_k_dense_replace", first)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise ValueError(f"config.json: first_k_dense_replace is {first!r}; want a whole number")
-    return frozenset(range(first, config["num_hidden_layers"]))
+    return frozenset(range(whole_number(config, "first_k_dense_replace", first), config["num_hidden_layers"]))
+
+
+def _of_all_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With one number where Hunyuan's files have a list of one for each layer. Its experts and the MLP that all tokens
+    share are of one size."""
+    names = "num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"
+    alike = {name: config[name] for name in names if name in config}
+    for name, value in alike.items():
+        if isinstance(value, list):
+            if len(value) < config["num_hidden_layers"] or any(one != value[0] for one in value):
+                raise ValueError(f"config.json: {name} is {value!r}; want one number for all layers")
+            alike[name] = value[0]
+    for name, wanted in (("num_shared_expert", 1), ("moe_intermediate_size", config["intermediate_size"])):
+        if alike.get(name, wanted) != wanted:
+            raise ValueError(f"config.json: {name} is {alike[name]!r}; supported: {wanted}")
+    return {**config, **alike}
+
+
+def _layers_between(config: Mapping[str, Any]) -> frozenset[int]:
+    """Every so many layers, from one on and up to another, or the last."""
+    step, first = positive(config, "moe_layer_interval"), whole_number(config, "moe_layer_start_index")
+    last, num_layers = config["moe_layer_end_index"], config["num_hidden_layers"]
+    if last != -1:
+        last = whole_number(config, "moe_layer_end_index")
+    layers = range(first, num_layers if last == -1 else min(last + 1, num_layers))
+    return frozenset(layer for layer in layers if (layer + 1) % step == 0)
 
 
 def _listed_layers(config: Mapping[str, Any]) -> frozenset[int]:
@@ -156,14 +203,28 @@ def _listed_layers(config: Mapping[str, Any]) -> frozenset[int]:
 
 def _count(config: Mapping[str, Any], family: str) -> int:
     """Files have either name, by the version of transformers that wrote them."""
-    names = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in config]
-    counts = {positive(config, name) for name in names}
-    if len(counts) > 1:
-        said = " and ".join(f"{name} is {config[name]}" for name in names)
-        raise ValueError(f"config.json: {said}; want one number")
-    if not counts and family not in _COUNTS:
+    names = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+    count = _agreed(config, names) or _COUNTS.get(family)
+    if count is None:
         raise ValueError("config.json: n_routed_experts is missing; want a positive whole number")
-    return counts.pop() if counts else _COUNTS[family]
+    return count
+
+
+def _each(config: Mapping[str, Any], family: str) -> int:
+    if family not in _EACH:
+        return positive(config, "num_experts_per_tok")
+    name, silent = _EACH[family]
+    return _agreed(config, (name, "num_experts_per_tok")) or silent
+
+
+def _agreed(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """What all of the names say that are there."""
+    there = [name for name in names if name in config]
+    numbers = {positive(config, name) for name in there}
+    if len(numbers) > 1:
+        said = " and ".join(f"{name} is {config[name]}" for name in there)
+        raise ValueError(f"config.json: {said}; want one number")
+    return numbers.pop() if numbers else None
 
 
 def _sparse_layers(config: Mapping[str, Any]) -> frozenset[int]:

@@ -105,13 +105,43 @@ _MAMBA: dict[str, tuple[Any, ...] | None] = {
     "mamba_proj_bias": (None, False),
     "attention_bias": (None, False),
 }
+_HUNYUAN: dict[str, tuple[Any, ...] | None] = {
+    "norm_type": (None, "rms", "rms_norm"),
+    "use_qk_norm": (None, True),
+    "use_rotary_pos_emb": (None, True),
+    "use_cla": (None, False),
+    "add_classification_head": (None, False),
+    "attention_head_dim": None,  # as head_dim
+    # Of classes of their own, of training, and numbers of tokens.
+    **dict.fromkeys(("cla_share_factor", "class_num", "dense_list", "pool_type", "enable_lm_head_fp32", "auto_map")),
+    **dict.fromkeys(("org_vocab_size", "eod_token_id", "im_start_id", "im_end_id", "im_newline_id", "mask_init_id")),
+    **dict.fromkeys(("pad_id", "sep_token_id", "text_start_id", "text_end_id")),
+}
 # What families know in other ways. None: they read it, whatever it is.
 _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "smollm3": dict.fromkeys(("no_rope_layers", "no_rope_layer_interval")),
     "granite": dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")),
     "gemma2": {**_GEMMA, "attn_logit_softcapping": None},
     "gemma3_text": {**_GEMMA, "rope_local_base_freq": None, "sliding_window_pattern": None},
+    "arcee": {"hidden_act": (None, "relu2")},
+    "exaone4": {"sliding_window_pattern": None},
     "seed_oss": {"attention_out_bias": None},
+    "hunyuan_v1_dense": {**_HUNYUAN, "num_experts": (None, 1)},
+    "hunyuan_v1_moe": {
+        **_HUNYUAN,
+        **_EXPERTS,
+        **dict.fromkeys(("moe_topk", "num_shared_expert", "moe_intermediate_size")),
+        "norm_topk_prob": (None, True),
+        "moe_layer_num_skipped": (None, 0),
+        "use_mixed_mlp_moe": (None, True),
+        "use_mla": (None, False),
+        "group_limited_greedy": (None, False),
+        "position_embedding_xdrope": (None, False),
+        # What those three would read, and of training.
+        **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
+        **dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor", "xdrope_section")),
+        **dict.fromkeys(("moe_drop_tokens", "moe_random_routing_dropped_token", "capacity_factor")),
+    },
     "mixtral": _EXPERTS,
     "qwen2_moe": {**_QWEN_EXPERTS, **dict.fromkeys(("shared_expert_intermediate_size", "qkv_bias"))},
     "qwen3_moe": _QWEN_EXPERTS,
@@ -123,6 +153,18 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
         **dict.fromkeys(("swiglu_limit", "swiglu_alpha")),
         # As OpenAI's own files call what others say too.
         **dict.fromkeys(("experts_per_token", "initial_context_length")),
+    },
+    "ernie4_5": {"use_bias": None},
+    "ernie4_5_moe": {
+        **_EXPERTS,
+        **dict.fromkeys(("moe_num_experts", "moe_k", "moe_intermediate_size", "moe_num_shared_experts")),
+        **dict.fromkeys(("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")),
+        "use_bias": (None, False),
+        "moe_gate_act": (None, "softmax"),
+        "moe_use_aux_free": (None, True),
+        "moe_norm_min": (None, 1e-12),
+        # Of training, and of layers that guess further tokens.
+        **dict.fromkeys(("moe_gate", "moe_capacity", "num_nextn_predict_layers")),
     },
     "minimax_m2": {
         **_EXPERTS,
@@ -142,6 +184,14 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "norm_topk_prob": (None, False),
     },
     "deepseek_v3": {**_LATENTS_EXPERTS, "rope_interleave": None},
+    "mistral4": {
+        **_LATENTS_EXPERTS,
+        "rope_interleave": None,
+        "scoring_func": (None, "softmax"),
+        "topk_method": (None, "greedy"),
+        # Its groups would be as good as their best two experts together.
+        **dict.fromkeys(("n_group", "topk_group"), (1,)),
+    },
     "glm4_moe_lite": {**_LATENTS_EXPERTS, **dict.fromkeys(("rope_interleave", "mlp_layer_types"))},
     "youtu": {**_LATENTS, **dict.fromkeys(("rope_interleave", "embedding_initializer_range"))},
     "qwen3_next": {**_DELTA, **_QWEN_EXPERTS, "shared_expert_intermediate_size": None},
@@ -207,6 +257,14 @@ def positive(
         raise ValueError(f"{file}: {name} is {value!r}; want a positive whole number")
     if value > most:
         raise ValueError(f"{file}: {name} is {value}; want {most} at most")
+    return value
+
+
+def whole_number(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """0 or one above it, or raise."""
+    value = config.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"config.json: {name} is {value!r}; want a whole number")
     return value
 
 

@@ -19,16 +19,22 @@ from tercet.model.config_delta import delta
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.config_guesser import guesser
-from tercet.model.config_latents import latent, share_of_head
+from tercet.model.config_latents import latent, size_of_head
 from tercet.model.config_mamba import mamba
 from tercet.model.config_nemotron import as_layers
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 from tercet.model.text_part import WHOLES
 
-_WITHOUT_BIAS = ("mistral", "mixtral", "phi3", "minimax_m2", "qwen2", "qwen2_moe")
+_WITHOUT_BIAS = (
+    *("mistral", "ministral", "ministral3", "mixtral", "phi3", "exaone4", "minimax_m2", "qwen2", "qwen2_moe"),
+)
 """Families whose files may say attention_bias and mean nothing by it."""
 _O_WITHOUT_BIAS = ("glm", "glm4", "glm4_moe")
 """Families whose files do not mean the output product by it."""
+_MLP_BIASED = ("llama", "arcee", "smollm3", "granite", "seed_oss", "ernie4_5")
+"""Families whose MLPs may have biases."""
+_BIASES = dict.fromkeys(("ernie4_5", "ernie4_5_moe"), "use_bias")
+"""Where one field says of all biases whether they are there."""
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
@@ -75,14 +81,14 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     hidden_size = positive(config, "hidden_size")
     latents = latent(config, family)
     if latents is None:
-        head_dim, num_kv_heads = _head_dim(config), positive(config, "num_key_value_heads", num_heads)
+        head_dim, num_kv_heads = size_of_head(config), positive(config, "num_key_value_heads", num_heads)
     else:
         head_dim, num_kv_heads = latents.still + latents.turned, 1
     eps = config.get("rms_norm_eps", 1e-6)
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ValueError(f"config.json: rms_norm_eps is {eps!r}; want a small positive number")
     max_positions = positive(config, "max_position_embeddings")
-    attention_bias = family not in _WITHOUT_BIAS and flag(config, "attention_bias")
+    attention_bias = family not in _WITHOUT_BIAS and flag(config, _BIASES.get(family, "attention_bias"))
     num_layers = positive(config, "num_hidden_layers", most=MOST_LAYERS)
     ropes = ropes_by_type(config, family)
     rope = ropes[FULL]
@@ -121,7 +127,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         o_bias=flag(config, "attention_out_bias")
         if family == "seed_oss"
         else family not in _O_WITHOUT_BIAS and attention_bias,
-        mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
+        mlp_bias=family in _MLP_BIASED and flag(config, _BIASES.get(family, "mlp_bias")),
         latent=latents,
         carried=delta(config, family) or mamba(config, family),
         experts=many,
@@ -156,10 +162,6 @@ def _family(raw: Mapping[str, Any]) -> str:
 def _size_of_mlp(family: str, has_experts: bool) -> str:
     """The field that says it: Granite's hybrids have what all tokens share, and experts or not."""
     return "shared_intermediate_size" if family == "granitemoehybrid" and not has_experts else "intermediate_size"
-
-
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return positive(config, "head_dim") if "head_dim" in config else share_of_head(config)
 
 
 def _multipliers(config: Mapping[str, Any], family: str) -> tuple[float, float, float]:

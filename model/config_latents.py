@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tercet.model.blocks import Latent
-from tercet.model.config_fields import flag, positive
+from tercet.model.config_fields import flag, number, positive
 
 _LATENTS: dict[str, Any] = {
     "q_lora_rank": 1536,
@@ -39,6 +39,29 @@ LATENT_DEFAULTS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "n_group": 8,
         "topk_group": 4,
+    },
+    "mistral4": {
+        "q_lora_rank": 1024,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_interleave": True,
+        "max_position_embeddings": 1048576,
+        "vocab_size": 131072,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": True,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 128.0,
+            "original_max_position_embeddings": 8192,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
     },
     "glm4_moe_lite": {
         **_LATENTS,
@@ -97,6 +120,25 @@ def latent(config: Mapping[str, Any], family: str) -> Latent | None:
         value=positive(config, "v_head_dim", share_of_head(config) if family == "minicpm3" else None),
         in_pairs=in_pairs,
     )
+
+
+def without_turned_share(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what rope parameters say of how much of a query turns, which other fields say too."""
+    config, turned = dict(config), positive(config, "qk_rope_head_dim")
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(name), Mapping) and rope.get("partial_rotary_factor") is not None:
+            share = number(rope, "partial_rotary_factor", 1.0)
+            if int(share * (turned + positive(config, "qk_nope_head_dim"))) != turned:
+                raise ValueError(
+                    f"config.json: partial_rotary_factor is {share}; want that of qk_rope_head_dim ({turned})"
+                )
+            config[name] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
+    return config
+
+
+def size_of_head(config: Mapping[str, Any]) -> int:
+    """How many numbers a head has, where there are no latents."""
+    return positive(config, "head_dim") if "head_dim" in config else share_of_head(config)
 
 
 def share_of_head(config: Mapping[str, Any]) -> int:

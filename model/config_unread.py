@@ -61,33 +61,26 @@ HARMLESS = frozenset(
 # Fields above that transformers does not read for a family, with the values that say nothing there.
 UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": {"sliding_window": (None,), "use_sliding_window": (None, False)},
-    "mistral": {
-        "use_sliding_window": (None, True),
-        "max_window_layers": (None, 0),
-        "attention_bias": (None, False),
-        "mlp_bias": (None, False),
+    **{
+        family: {
+            "use_sliding_window": (None, True),
+            "max_window_layers": (None, 0),
+            "attention_bias": (None, False),
+            "mlp_bias": (None, False),
+        }
+        for family in ("mistral", "ministral", "ministral3", "phi3", "mixtral")
     },
     "qwen2": {"attention_bias": (None, False), "mlp_bias": (None, False)},
     "qwen3": {"mlp_bias": (None, False)},
-    "phi3": {
-        "use_sliding_window": (None, True),
-        "max_window_layers": (None, 0),
-        "attention_bias": (None, False),
-        "mlp_bias": (None, False),
-    },
     "smollm3": {"max_window_layers": (None, 0, 28)},
+    "arcee": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "granite": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "olmo2": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    "exaone4": {"use_sliding_window": (None, False), "attention_bias": (None, False), "mlp_bias": (None, False)},
     "olmo3": {"use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "seed_oss": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "gemma2": {"mlp_bias": (None, False)},
     "gemma3_text": {"mlp_bias": (None, False)},
-    "mixtral": {
-        "use_sliding_window": (None, True),
-        "max_window_layers": (None, 0),
-        "attention_bias": (None, False),
-        "mlp_bias": (None, False),
-    },
     "qwen2_moe": {"attention_bias": (None, False), "mlp_bias": (None, False)},
     "qwen3_moe": {"mlp_bias": (None, False)},
     "olmoe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
@@ -96,6 +89,19 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "glm4_moe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "gpt_oss": {"use_sliding_window": (None,), "mlp_bias": (None, False)},
     "dots1": {"use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    **{
+        family: {
+            "sliding_window": (None,),
+            "use_sliding_window": (None, False),
+            "attention_bias": (None, False),
+            "mlp_bias": (None, False),
+        }
+        for family in ("ernie4_5", "ernie4_5_moe")
+    },
+    **{
+        family: {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)}
+        for family in ("hunyuan_v1_dense", "hunyuan_v1_moe")
+    },
     "minimax_m2": {
         "sliding_window": (None,),
         "use_sliding_window": (None, False),
@@ -105,7 +111,7 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     **{
         family: {"sliding_window": (None,), "use_sliding_window": (None, False)}
         for family in (
-            *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3"),
+            *("deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite", "youtu", "minicpm3"),
             *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
             *("granitemoehybrid", "nemotron_h"),
         )

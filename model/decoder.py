@@ -26,7 +26,7 @@ from tercet.model.padded_shapes import SHORT_ROWS, Shapes
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import Weights
 from tercet.model.residual import Residual
-from tercet.model.rope import rotary_tables
+from tercet.model.rope import query_scales, rotary_tables
 from tercet.model.score_head import ScoreHead
 from tercet.model.states import States, held_by_layers
 from tercet.model.trial_shapes import TrialShapes
@@ -91,13 +91,14 @@ class Decoder:
         self.adapters = adapters
         self.num_adapters = max((layer.count for layer in adapters), default=0)
         # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
-        self._fuses = not (deterministic and guesses)
+        self._fuses = not ((deterministic and guesses) or config.qk_norm_behind)
         # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self._embedding_factor = rounded / config.residual_multiplier
         device = weights.embedding_VD.device
         self._rotary_dim = config.rope.rotary_dim(config.turning_dim)
         tables = rotary_tables(config.layer_ropes, config.turning_dim, self._rotary_dim, max_model_len, device)
+        scales = {rope: query_scales(rope, max_model_len, device) for rope in tables}
         self.turns_by_axes = vision is not None and vision.config.sections is not None
         """Whether images turn their tokens, and those behind, otherwise than words."""
         if vision is not None and vision.config.sections is not None:
@@ -120,6 +121,7 @@ class Decoder:
                 ),
                 interleaved=weights.interleaved,
                 deterministic=deterministic,
+                query_scales_P=scales[rope],
                 adapters=adapters[index] if adapters else None,
             )
             for index, (layer, window, rope) in enumerate(

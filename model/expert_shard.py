@@ -67,5 +67,6 @@ def _router(places: Places, block: str, experts: Experts, hidden: int) -> tuple[
     if paired:  # some files have it in fp32
         places.moves.append(Move(name, (count, hidden), 0, 0, count, router_LD[count:], rest=True))
     bias_E = torch.empty(count, dtype=torch.float32, device=places.device)
-    places.rows(f"{block}{experts.names.bias}", count, 0, bias_E)
+    as_stored = bias_E[None] if experts.names.bias_is_row else bias_E
+    places.rows(f"{block}{experts.names.bias}", len(as_stored), 0, as_stored)
     return router_LD, bias_E

@@ -42,6 +42,7 @@ def go_through_experts(
         experts.each,
         normed=experts.normed,
         bias_E=weights.bias_E,
+        shares=experts.counts_by_share,
         scale=experts.scale,
         shared=experts.shared,
         gated=experts.shared_gated,

@@ -20,15 +20,16 @@ from tercet.triton_kernels.latent_hopper import attend_in_room
 from tercet.triton_kernels.latent_prologue import latent_prologue
 from tercet.triton_kernels.latent_room import expand_latents
 from tercet.triton_kernels.prepare import StepInputs
+from tercet.triton_kernels.scale_queries import scale_queries
 
 
 def attend_to_latents(
     x_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, cache: Tensor, plan: AttentionPlan,
     prefill: LatentPrefill | None, *, latent: Latent, weights: LatentWeights, cos_sin_PR: Tensor, scale: float,
-    deterministic: bool,
+    query_scales_P: Tensor | None, deterministic: bool,
 ) -> Tensor:  # fmt: skip
     """[T, N] -> [T, H V]. `cache`: this layer's, [page, 1, token, dim], to which the tokens' latents go; `prefill`: the
-    part of the plan for chunks."""
+    part of the plan for chunks; `query_scales_P`: what queries are multiplied by at each position, if by anything."""
     rows = inputs.told_tokens_1
     room = prefill.room if prefill else None
     by_latents = room.latent_rows_1 if room else rows
@@ -38,6 +39,8 @@ def attend_to_latents(
     )  # fmt: skip
     if weights.query_XQ is not None:
         q_TQ = linear(q_TQ, weights.query_XQ, None, deterministic=deterministic, rows=rows)
+    if query_scales_P is not None:
+        scale_queries(q_TQ, q_TQ.shape[1], inputs.positions_T, query_scales_P, rows=rows)
     q_THD = queries_to_latents(
         q_TQ, weights.up_HXL, weights.num_still, inputs.positions_T, cos_sin_PR, in_pairs=latent.in_pairs, rows=rows,
         few=by_latents,

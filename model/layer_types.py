@@ -8,21 +8,25 @@ from typing import Any
 
 from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_fields import flag, positive
-from tercet.model.config_latents import LATENT_DEFAULTS
+from tercet.model.config_latents import LATENT_DEFAULTS, size_of_head, without_turned_share
 from tercet.model.config_mamba import MAMBA_DEFAULTS, turns
-from tercet.model.rope import Rope, parse_rope, with_plain_positions
+from tercet.model.config_positions import with_plain_positions, with_stretched_base
+from tercet.model.rope import Rope, parse_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _UNWINDOWED = (
-    *("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm", "glm4", "glm4_moe", "minimax_m2"),
+    *("llama", "arcee", "granite", "olmo2", "seed_oss", "olmoe", "glm", "glm4", "glm4_moe", "minimax_m2"),
+    *("ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe"),
     *LATENT_DEFAULTS,
     *DELTA_DEFAULTS,
     *MAMBA_DEFAULTS,
 )
-_ALIKE = (*_UNWINDOWED, "mistral", "mixtral", "phi3", "qwen3_moe")
+_ALIKE = (*_UNWINDOWED, "mistral", "ministral3", "mixtral", "phi3", "qwen3_moe")
 """Families whose layers are all alike, whatever layer_types says; those whose attention sees all among them."""
 _PARTIAL = ("phi3", "glm", "glm4", "glm4_moe", "minimax_m2", *DELTA_DEFAULTS)
 """Families of whose heads only a part may turn."""
+_GROWING = ("ministral3", "mistral4")
+"""Families whose queries grow with their position."""
 
 
 def layer_windows(config: Mapping[str, Any], family: str) -> tuple[int, ...]:
@@ -46,6 +50,8 @@ def layer_ropes(config: Mapping[str, Any], family: str, ropes: Mapping[str, Rope
     types = _types(config, family)
     if not turns(config, family):
         return (None,) * len(types)
+    if family == "exaone4" and SLIDING in types:
+        return tuple(ropes[kind] if kind == SLIDING else None for kind in types)
     return tuple(ropes[kind] for kind in types)
 
 
@@ -54,7 +60,12 @@ def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
     if family not in ("gemma3_text", "olmo3"):
         if family in DELTA_DEFAULTS:
             config = with_plain_positions(config)
-        return dict.fromkeys((FULL, SLIDING), parse_rope(_turned(config), partial=family in _PARTIAL))
+        if family == "mistral4":
+            config = without_turned_share(config)
+        if family in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+            config = with_stretched_base(config, size_of_head(config))
+        rope = parse_rope(_turned(config), partial=family in _PARTIAL, grows=family in _GROWING)
+        return dict.fromkeys((FULL, SLIDING), rope)
     both = config.get("rope_parameters")
     if both is None:
         # As files had it before transformers 5: what is scaled is that of layers that see all.
@@ -129,6 +140,9 @@ def _silent_types(config: Mapping[str, Any], family: str) -> list[str]:
             slides = [(layer + 1) % 4 != 0 for layer in layers]
         case _ if _window(config, family) is None:
             slides = [False for _ in layers]
+        case "exaone4":
+            pattern = positive(config, "sliding_window_pattern")
+            slides = [(layer + 1) % pattern != 0 for layer in layers]
         case "smollm3":
             slides = [not turns for turns in _layers_that_turn(config)]
         case "qwen2_moe":

@@ -38,6 +38,7 @@ from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
 from tercet.triton_kernels.relu_squared import relu_squared
 from tercet.triton_kernels.row_groups import RowGroups
+from tercet.triton_kernels.scale_queries import scale_queries
 from tercet.triton_kernels.scaled_weight import Weight
 from tercet.triton_kernels.sigmoid_gate import gate_by_sigmoid
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
@@ -56,6 +57,8 @@ class Layer:
     scoring: Scoring
     interleaved: bool
     deterministic: bool
+    query_scales_P: Tensor | None = None
+    """What queries are multiplied by at each position, before they turn; None: by one."""
     adapters: LayerAdapters | None = None
 
     @property
@@ -80,7 +83,8 @@ class Layer:
             x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
             return attend_to_latents(
                 x_TN, inputs, page_table_SM, kv[0], plan, prefill, latent=latent, weights=weights.latent,
-                cos_sin_PR=self.cos_sin_PR, scale=self.scoring.scale, deterministic=self.deterministic,
+                cos_sin_PR=self.cos_sin_PR, scale=self.scoring.scale, query_scales_P=self.query_scales_P,
+                deterministic=self.deterministic,
             )  # fmt: skip
         assert not isinstance(prefill, LatentPrefill)
         qkv_ND = self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T)
@@ -93,6 +97,9 @@ class Layer:
             qkv_TN = _read(residual, weights.input_norm_D, qkv_ND, weights.qkv_bias_N)
             if weights.qk_norm_J is not None:
                 self._norm_qk(qkv_TN, weights.qk_norm_J)
+            if self.query_scales_P is not None:
+                num_q, rows = self._num_heads * self.config.head_dim, inputs.told_tokens_1
+                scale_queries(qkv_TN, num_q, inputs.positions_T, self.query_scales_P, rows=rows)
             q_THD = self._prologue(self._without_gates(qkv_TN)[first:], inputs, kv, first)
         out_THD = q_THD.new_empty(num_tokens, *q_THD.shape[1:])
         if num_decodes:
@@ -127,15 +134,9 @@ class Layer:
         assert weights.delta is not None
         x_TN = _read(residual, weights.input_norm_D, self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T), None)
         apart = weights.delta.rates_RD
-        return follow_delta_rule(
-            x_TN,
-            None if apart is None else _read(residual, weights.input_norm_D, apart, None),
-            inputs,
-            state,
-            delta=config.carried.of_rank(self.group.size),
-            weights=weights.delta,
-            eps=config.rms_norm_eps,
-        )
+        rates_TR = None if apart is None else _read(residual, weights.input_norm_D, apart, None)
+        delta, eps = config.carried.of_rank(self.group.size), config.rms_norm_eps
+        return follow_delta_rule(x_TN, rates_TR, inputs, state, delta=delta, weights=weights.delta, eps=eps)
 
     def _follow_mamba(self, residual: Residual, inputs: StepInputs, state: LayerState) -> Tensor:
         config, weights = self.config, self.weights
@@ -161,12 +162,9 @@ class Layer:
             assert self.config.experts is not None
             assert weights.post_norm_D is not None
             through = partial(
-                go_through_experts,
-                weights=mlp,
-                experts=self.config.experts,
-                deterministic=self.deterministic,
+                go_through_experts, weights=mlp, experts=self.config.experts, deterministic=self.deterministic,
                 counts_biases=self.group.rank == 0,
-            )
+            )  # fmt: skip
             residual.add_block(weights.post_norm_D, through)
             return
         gate_up_2FD = self._with_adapters(mlp.gate_up_2FD, "gate_up", groups_T)
@@ -190,7 +188,8 @@ class Layer:
         Not in deterministic mode: a fused norm sums in another order than that of decode rows.
         """
         weights = self.weights
-        plain = weights.qkv_bias_N is None and weights.qk_norm_J is None and not self.deterministic
+        between = weights.qkv_bias_N, weights.qk_norm_J, self.query_scales_P
+        plain = not (self.deterministic or self.config.qk_norm_behind) and all(one is None for one in between)
         return plain and can_fuse_prologue(num_tokens, weights.qkv_ND, kv[0], self.cos_sin_PR.shape[1])
 
     def _turns(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
@@ -200,14 +199,13 @@ class Layer:
 
     def _project_heads(self, residual: Residual, inputs: StepInputs, kv: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """q, k, v rows of the `first` tokens; queries of those behind, whose K and V are written."""
-        weights = self.weights
-        assert weights.input_norm_D is not None  # where norms are behind blocks alone, heads are normed together
+        weights, norm_D = self.weights, self.weights.input_norm_D
         dtype, device = weights.qkv_ND.dtype, weights.qkv_ND.device
         heads = self._num_heads, self.config.head_dim
         places_T, cos_sin_PR = self._turns(inputs)
         qkv_TN = torch.empty(first, len(weights.qkv_ND), dtype=dtype, device=device)
         q_THD = torch.empty(len(inputs.positions_T) - first, *heads, dtype=dtype, device=device)
-        for part in residual.normed(weights.input_norm_D):
+        for part in residual.as_it_is() if norm_D is None else residual.normed(norm_D):
             start, end = part.rows.start, part.rows.stop
             begin = min(max(start, first), end)
             ahead = begin - start
@@ -245,6 +243,7 @@ class Layer:
             self._num_heads,
             inputs.num_tokens_1,
             first,
+            behind=self.config.qk_norm_behind,
         )
 
     def _attend_decodes(

@@ -32,7 +32,7 @@ from tercet.triton_kernels.residual_add import residual_add
 
 @dataclass(frozen=True)
 class Normed:
-    """Tokens of the stream, normed: all of them, or some that follow each other."""
+    """Tokens of the stream, normed as a block wants it: all of them, or some that follow each other."""
 
     rows: slice
     x_TD: Tensor
@@ -81,6 +81,11 @@ class Residual:
         else:
             x_TD = self._normed(norm_D)
         yield Normed(slice(0, len(x_TD)), x_TD, self._rows)
+
+    def as_it_is(self) -> Iterator[Normed]:
+        """The stream for what reads it so, as `normed` gives it."""
+        stream_TD = self.whole()
+        yield Normed(slice(0, len(stream_TD)), stream_TD, self._rows)
 
     def norm_gate(self, norm_D: Tensor, weight_2FD: Matrix) -> Tensor:
         """Norm and project the stream, gate and up rows in turns, and gate it: [T, F]."""

@@ -35,6 +35,8 @@ class Rope:
     """Of cosines and sines."""
     score_factor: float = 1.0
     """Of scores, what does not turn included: where attention reads latents (yarn)."""
+    query_growth: float = 0.0
+    """How fast queries grow with the logarithm of how often `original_length` fits ahead of them (yarn)."""
     truncate: bool = True
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
@@ -56,10 +58,11 @@ class Rope:
         return max_position_embeddings
 
 
-def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
+def parse_rope(config: Mapping[str, Any], *, partial: bool = False, grows: bool = False) -> Rope:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before); refuse what is unknown.
 
-    `partial`: the family knows heads of which only a part turns.
+    `partial`: the family knows heads of which only a part turns; `grows`: it knows queries that grow, and wants to be
+    told how fast.
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
@@ -84,6 +87,10 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
         raise ValueError(f"config.json: partial_rotary_factor is {turned}; want 1.0 at most")
     theta = _number(params, "rope_theta", config.get("rope_theta", 10_000.0), above=1)
     max_positions = int(config["max_position_embeddings"])
+    if grows and kind != "yarn":
+        raise ValueError(f"config.json: rope_type is {kind!r}, but queries grow; supported then: yarn")
+    if grows and params.pop("max_position_embeddings", max_positions) != max_positions:
+        raise ValueError(f"config.json: rope_parameters have another max_position_embeddings; want {max_positions}")
     if "original_max_position_embeddings" in config:  # beside the rope settings, as some checkpoints have it, it wins
         params["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     original = int(_number(params, "original_max_position_embeddings", max_positions, above=1))
@@ -117,6 +124,7 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
                 beta_slow=_number(params, "beta_slow", 1.0, or_zero=True) or 1.0,
                 attention_factor=attention_factor,
                 score_factor=score_factor,
+                query_growth=_number(params, "llama_4_scaling_beta", or_zero=True) if grows else 0.0,
                 truncate=truncate,
             )
         case "longrope":
@@ -136,16 +144,6 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
             f"config.json: rope_parameters of type {kind!r} hold {sorted(params)}, which this type does not know"
         )
     return replace(rope, turned=turned)
-
-
-def with_plain_positions(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Qwen's images have positions in three dimensions; in text the three are one and the same."""
-    config = dict(config)
-    for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(name), Mapping) and "mrope_section" in rope:
-            plain = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
-            config[name] = {key: "default" if value == "mrope" else value for key, value in plain.items()}
-    return config
 
 
 def rotary_tables(
@@ -171,6 +169,15 @@ def rotary_table(rope: Rope, head_dim: int, num_positions: int, device: torch.de
     inv_freq_F = _inverse_frequencies(rope, rope.rotary_dim(head_dim)).to(device)
     angles_PF = torch.arange(num_positions, dtype=torch.float32, device=device)[:, None] * inv_freq_F
     return torch.cat((angles_PF.cos(), angles_PF.sin()), dim=1) * rope.attention_factor
+
+
+def query_scales(rope: Rope | None, num_positions: int, device: torch.device) -> Tensor | None:
+    """fp32 [num_positions]: what queries are multiplied by; None: all by one, up to the length of training at least."""
+    if rope is None or not rope.query_growth or num_positions <= rope.original_length:
+        return None
+    # On the CPU whatever the device, as angles are.
+    times_P = (torch.arange(num_positions) // rope.original_length).float()
+    return (1 + rope.query_growth * torch.log(1 + times_P)).to(device)
 
 
 def still_table(dim: int, num_positions: int, device: torch.device) -> Tensor:

@@ -117,12 +117,14 @@ class ShardBuilder:
         config, places, hidden = self.config, self.places, self.config.hidden_size
         attention = f"{prefix}{attention_name(carried)}."
         heads_normed, norms = config.qk_norm and carried is None, config.norms
+        names_behind = "query_layernorm", "key_layernorm"
+        q_norm, k_norm = names_behind if config.qk_norm_behind else ("q_norm", "k_norm")
         return LayerWeights(
             input_norm_D=self._norm(prefix, norms.ahead_of_attention),
             qkv_ND=self._first_product(attention, carried),
             qkv_bias_N=self._stacked_biases(attention, self.qkv()) if config.qkv_bias else None,
-            q_norm_H=places.norm(f"{attention}q_norm", config.head_dim) if heads_normed else None,
-            k_norm_H=places.norm(f"{attention}k_norm", config.head_dim) if heads_normed else None,
+            q_norm_H=places.norm(f"{attention}{q_norm}", config.head_dim) if heads_normed else None,
+            k_norm_H=places.norm(f"{attention}{k_norm}", config.head_dim) if heads_normed else None,
             qk_norm_J=self._wide_qk_norm(attention) if config.wide_qk_norm else None,
             sinks_H=self._sinks(attention) if config.sinks else None,
             latent=latent_weights(places, config, attention) if config.latent else None,

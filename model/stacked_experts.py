@@ -132,7 +132,7 @@ class StackedExperts:
 
 
 def is_stacked(name: str) -> bool:
-    """Whether a tensor holds the matrices of all experts of a layer, in plain numbers."""
+    """Whether a tensor holds the matrices of all experts of a layer, in one number each."""
     return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
 
 

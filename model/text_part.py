@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tercet.model.config_latents import share_of_head
+from tercet.model.config_positions import with_plain_positions
 from tercet.model.renamed import Renamed
-from tercet.model.rope import with_plain_positions
 from tercet.model.weights import Files
 
 
@@ -91,7 +91,14 @@ WHOLES = {
             _alone_as("Qwen3MoeForCausalLM", "qwen3_moe"),
         ),
     ),
-    "Mistral3ForConditionalGeneration": _Whole("mistral3", (_alone_as("MistralForCausalLM", "mistral"),)),
+    "Mistral3ForConditionalGeneration": _Whole(
+        "mistral3",
+        (
+            _alone_as("MistralForCausalLM", "mistral"),
+            _alone_as("Ministral3ForCausalLM", "ministral3"),
+            _alone_as("Mistral4ForCausalLM", "mistral4"),
+        ),
+    ),
     "Qwen2VLForConditionalGeneration": _Whole(
         "qwen2_vl", (_Language("qwen2_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),), flat=True
     ),

@@ -200,7 +200,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _guesses(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is of a layer behind the last: nothing needs those that are not expected."""
-    if name.startswith("mtp."):  # as Qwen's files have them, whatever config.json says
+    if name.startswith(("mtp.", "model.mtp_")):  # as Qwen's files and ERNIE's have them, whatever config.json says
         return True
     layer = name.removeprefix(LAYERS).partition(".")[0]
     return layer.isdigit() and 0 <= int(layer) - config.num_layers < config.guessing_layers

@@ -45,8 +45,9 @@ class Conversation:
         self._params = params
         self._marks = NO_MARKS
         self._reasoning = answer_format(portal.call(client.info).reasoning_format)
-        if self._reasoning == "harmony":  # its marks are special tokens, which texts may also spell
+        if self._reasoning == "harmony":  # whose marks texts may also spell
             self._marks = portal.call(find_marks, client.tokenize, MARKS)
+        if self._reasoning in ("harmony", "bracketed"):  # their marks are special tokens
             self._params = msgspec.structs.replace(params, skip_special_tokens=False)
         self._messages: list[ChatMessage] = []
         self._pictures: list[Part] = []

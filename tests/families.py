@@ -35,6 +35,8 @@ from transformers import (
 
 from families_delta import OF_DELTA
 from families_mamba import OF_MAMBA
+from families_mistral import OF_MISTRAL
+from families_turning import OF_TURNING
 
 VOCAB_SIZE = 419
 """Prime: no number of ranks divides it."""
@@ -295,4 +297,6 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     ),
     **OF_DELTA,
     **OF_MAMBA,
+    **OF_MISTRAL,
+    **OF_TURNING,
 }

@@ -71,6 +71,22 @@ def change(stored: Path, changes: Mapping[str, Tensor | None]) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, file)
 
 
+def stack_fp8(stored: Path, plain: Path, way: Way) -> None:
+    """Quantize experts too, of which a layer has all in one tensor: as `way` does each by itself."""
+    stacks: dict[str, Tensor | None] = {}
+    meant: dict[str, Tensor | None] = {}
+    for name, tensor in load_file(stored / "model.safetensors").items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            parts, of_each = zip(*(way.quantize(one, np.random.default_rng()) for one in tensor), strict=True)
+            meant[name] = torch.stack(of_each)
+            stacks[name] = torch.stack([part["weight"] for part in parts])
+            scales = torch.stack([part["weight_scale_inv"] for part in parts])
+            stacks[f"{name}_scale_inv"] = scales if scales.ndim == 3 else scales[:, None, None]
+            stacks[f"{name}_activation_scale"] = torch.ones(len(tensor))
+    change(stored, stacks)
+    change(plain, meant)
+
+
 def fp8(rows: int, columns: int, scale: str = "weight_scale_inv", dtype: torch.dtype = torch.float32) -> Any:
     """A scale for each block of so many rows and columns; 0: of all of them."""
 
@@ -85,7 +101,8 @@ def fp8(rows: int, columns: int, scale: str = "weight_scale_inv", dtype: torch.d
                 numbers[place] = (weight[place] / scales[i, j].float()).to(torch.float8_e4m3fn)
                 meant[place] = numbers[place].float() * scales[i, j].float()
         one = scales.reshape(()) if scales.numel() == 1 and not rows else scales
-        return {"weight": numbers, scale: one, "input_scale": torch.ones(1)}, meant
+        of_activations = "input_scale" if scale == "weight_scale" else "activation_scale"
+        return {"weight": numbers, scale: one, of_activations: torch.ones(())}, meant
 
     return quantize
 

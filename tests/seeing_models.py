@@ -26,7 +26,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from checkpoints import randomize, scratch, tokenizer
-from families import VOCAB_SIZE
+from families import FAMILIES, SHAPE, VOCAB_SIZE
 from seeing_shapes import GEMMAS_LENGTH, LARGE, MERGE, SHAPES, TILES_LENGTH
 from tercet.ipc.images import IMAGE_IDS, PlacedImage
 
@@ -89,9 +89,11 @@ class Seeing(NamedTuple):
 
 
 @functools.cache
-def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
-    """Made once. `large`: with heads as GPUs want them."""
+def seeing(kind: str, *, large: bool = False, seed: int = 3, language: str = "") -> Seeing:
+    """Made once. `large`: with heads as GPUs want them; `language`: of another family, by its name in FAMILIES."""
     made, eyes, text = SHAPES[kind]
+    if language:
+        text = {**SHAPE, **FAMILIES[language][1], "model_type": FAMILIES[language][0].model_type}
     if large:
         eyes, text = {**eyes, **LARGE[kind][0]}, {**text, **LARGE[kind][1]}
     marks = {
@@ -121,7 +123,7 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3) -> Seeing:
     config = made(text_config=text, vision_config=eyes, tie_word_embeddings=False, **named)
     whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     randomize(whole, torch.Generator().manual_seed(seed))
-    folder = scratch() / f"seeing-{kind}-{large}-{seed}"
+    folder = scratch() / f"seeing-{kind}-{language}-{large}-{seed}"
     whole.save_pretrained(folder)
     words.chat_template = _TEMPLATE.replace("IMAGE", written)
     words.save_pretrained(folder)

@@ -7,6 +7,7 @@ import pytest
 from grammar_fits import fits, ids_of
 from tercet.engine.after_thought import after_thought
 from tercet.engine.openai_messages import Function, Tool
+from tercet.engine.reasoning import BRACKETS
 from tercet.engine.refusal import Refusal
 from tercet.engine.structured_check import check_compiles
 from tercet.engine.tool_choice import forced_call, strict_calls
@@ -63,6 +64,18 @@ def test_a_thought_that_the_model_opens_or_does_not(marks: tuple[str, ...]) -> N
         for text in bad:
             assert not fits(later, text, marks), text
             assert not fits(later, f"<think>Hm.</think>{text}", marks), text
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("marks", [BRACKETS, BRACKETS[:1], ()])
+def test_a_thought_between_other_tags(marks: tuple[str, ...], opened: bool) -> None:
+    form, opening = Structured(json_schema=SCHEMA), "" if opened else "[THINK]"
+    later = after_thought(form, ids_of(marks), opened=opened, tags=BRACKETS)
+    for thought in ("[/THINK]", "\nHm, [/THIN </think>\n\n[/THINK]\n\n", '{"a":1}[/THINK] '):
+        assert fits(later, f'{opening}{thought}{{"a":1}}', marks, special=True), thought
+    assert fits(later, '{"a":1}', marks) != opened
+    for wrong in ("Hm.</think>", "Hm.[/THINK][/THINK]", "Hm."):
+        assert not fits(later, f'{opening}{wrong}{{"a":1}}', marks, special=True), wrong
 
 
 def test_the_gap_ends() -> None:

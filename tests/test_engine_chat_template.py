@@ -201,6 +201,7 @@ def test_tools_are_rendered_as_transformers_does() -> None:
         ),
         ("{% if tools %}<minimax:tool_call>{% endif %}</think>", ("minimax", "think")),
         ("{% if tools %}[TOOL_CALLS]{% endif %}{{ raise_exception('no') }}</think>", ("mistral", "think")),
+        ("{% if tools %}[TOOL_CALLS]{% endif %}[THINK]{{ messages[0].thought }}[/THINK]", ("mistral", "bracketed")),
         ("{{ '<think>' if thinking is not defined or thinking else '</think>' }}", ("none", "think_by_default")),
         ("{{ '<think>' if enable_thinking else '</think>' }}", ("none", "think_on_request")),
         (HARMONY, ("harmony", "harmony")),

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("nan_memory")
 FEW = ["qwen3", "mistral", long("llama3"), long("deepseek-v3")]
 RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "smollm2": 2, "glm4-moe-lite": 2}
 # What sets these apart is all in the decoder, which test_model_decoder.py compares.
-VARIANTS = ("llama-", "qwen2-window", "glm4-unbiased")
+VARIANTS = ("llama-", "qwen2-window", "glm4-unbiased", "ernie4.5-bias", "exaone4-", "hunyuan-bias", "arcee")
 IN_THE_DECODER = (*VARIANTS, "phi3", "smollm3", "granite", "gemma3", "olmo2", "olmo3", "seed-oss", "mixtral")
 IN_THE_DECODER += ("qwen2-moe", "qwen3-moe", "olmoe", "dots1", "minimax-m2", "deepseek-v2", "youtu", "minicpm3")
 IN_THE_DECODER += ("qwen3-next", "qwen3.5", "granite-h", "granite-h-dense", "nemotron-h")  # and test_engine_states.py

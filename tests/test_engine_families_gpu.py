@@ -28,8 +28,10 @@ from whole_engine import GREEDY, generate
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 FAMILIES = ["mistral", "phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss", "glm", "glm4"]
+FAMILIES += ["ministral", "ministral3", "ernie4.5", "ernie4.5-bias", "ernie4.5-moe", "exaone4", "arcee-bias"]
+FAMILIES += ["hunyuan", "hunyuan-bias", "hunyuan-moe"]
 FAMILIES += ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "dots1", "minimax-m2", "gpt-oss"]
-LATENTS = ["deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "youtu", "minicpm3"]
+LATENTS = ["deepseek-v2-groups", "deepseek-v3", "mistral4", "glm4-moe-lite", "youtu", "minicpm3"]
 STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "nemotron-h"]
 REAL_HEADS = {
     "granite-h": {"mamba_n_heads": 2, "mamba_d_head": 64, "mamba_d_state": 128},
@@ -37,6 +39,8 @@ REAL_HEADS = {
 }
 """Of Mamba; of gated delta layers it is what others have."""
 FAMILIES += LATENTS + STATES
+WHOLE_HEADS = "granite", "olmo2", "olmoe", "qwen2-moe", "dots1", "ernie4.5-moe"
+"""Of which hidden size and number of heads say the size of a head."""
 MANY = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "max_position_embeddings": 1024}
 LIMITS = {"page_size": 64, "kv_cache_memory": 256 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 1024}
 
@@ -54,6 +58,9 @@ def larger(family: str, folder: Path) -> Path:
         "qwen3-moe": {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
         "deepseek-v2-groups": {"n_routed_experts": 160, "n_group": 8, "topk_group": 3, "num_experts_per_tok": 6},
         "deepseek-v3": {"n_routed_experts": 256, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8},
+        "hunyuan-moe": {"num_experts": 64, "moe_topk": 8, "intermediate_size": 192},
+        "ernie4.5-moe": {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 192},
+        "mistral4": {"n_routed_experts": 128, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
         "glm4-moe-lite": {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
         "qwen3-next": {"num_experts": 512, "num_experts_per_tok": 10, "mlp_only_layers": []},
         "qwen3.5-moe": {"num_experts": 256, "num_experts_per_tok": 8},
@@ -62,7 +69,7 @@ def larger(family: str, folder: Path) -> Path:
         "nemotron-h": {"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 128}
         | {"moe_shared_expert_intermediate_size": 256},
     }.get(family, {})
-    heads = {} if family in ("granite", "olmo2", "olmoe", "qwen2-moe", "dots1") else {"head_dim": 128}
+    heads = {} if family in WHOLE_HEADS else {"head_dim": 128}
     if family == "glm4":
         heads |= {"num_key_value_heads": 2, "partial_rotary_factor": 0.5}
     if family in ("phi3", "olmo3"):
@@ -72,6 +79,8 @@ def larger(family: str, folder: Path) -> Path:
     if family in LATENTS:
         heads = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
         heads["num_key_value_heads"] = 8
+    if family == "mistral4":
+        heads |= {"kv_lora_rank": 256, "qk_nope_head_dim": 64}
     if family in STATES:
         heads = {"head_dim": 256, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
         heads |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}

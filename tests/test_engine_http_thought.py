@@ -16,11 +16,13 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessage
 from openai.types.chat.chat_completion import Choice
 from openai.types.responses import ResponseReasoningItem
+from tokenizers import AddedToken
 
 from at_once import at_once
 from checkpoints import checkpoint, tokenizer
 from daemon import Daemon, free_port
 from families import VOCAB_SIZE
+from tercet.engine.reasoning import BRACKETS, THINK, Tags
 
 TEMPLATE = (
     "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
@@ -41,16 +43,20 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     yield from serve(tmp_path_factory.mktemp("thought") / "model", TEMPLATE)
 
 
-@pytest.fixture(scope="module")
-def unopened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    """A model that opens its reasoning itself, as the first Qwen3 do."""
-    yield from serve(tmp_path_factory.mktemp("unopened") / "model", TEMPLATE.replace("<think>\n", ""))
+@pytest.fixture(scope="module", params=[THINK, pytest.param(BRACKETS, marks=pytest.mark.long)])
+def unopened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    """A model that opens its reasoning itself, as the first Qwen3 do; and as Mistral's, by tokens that are special."""
+    template = TEMPLATE.replace("<think>\n", "")
+    for mark, other in zip(THINK, request.param, strict=True):
+        template = template.replace(mark, other)
+    yield from serve(tmp_path_factory.mktemp("unopened") / "model", template, request.param)
 
 
-def serve(folder: Path, template: str) -> Iterator[OpenAI]:
+def serve(folder: Path, template: str, tags: Tags = THINK) -> Iterator[OpenAI]:
     shutil.copytree(checkpoint("llama"), folder)
     words = copy.deepcopy(tokenizer(VOCAB_SIZE - 4))
-    words.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
+    words.add_tokens(["<tool_call>", "</tool_call>"])
+    words.add_tokens([AddedToken(tag, special=tags is BRACKETS, normalized=False) for tag in tags])
     words.chat_template = template
     words.save_pretrained(folder)
     ASK["logit_bias"] = {str(len(words) - 1): SOON}

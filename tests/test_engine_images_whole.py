@@ -73,7 +73,16 @@ def said(llm: LLM, asked: list[list[Turn]], params: SamplingParams = GREEDY) -> 
 @pytest.mark.parametrize("kind", [*_APART, *map(long, sorted(set(KINDS) - set(_APART)))])
 def test_conversations(kind: str) -> None:
     """In one batch, one after the other, and again where all of it is cached."""
-    model = seeing(kind)
+    check_conversations(seeing(kind))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "language"), [("mistral3", "ministral3"), ("mistral3", "mistral4")])
+def test_conversations_with_other_language_models(kind: str, language: str) -> None:
+    check_conversations(seeing(kind, language=language))
+
+
+def check_conversations(model: Seeing) -> None:
     wanted = wanted_of(model)
     with tiny_engine(model.folder, max_num_batched_tokens=128, max_num_seqs=8) as llm:
         assert said(llm, conversations()) == wanted

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from section_style import as_fenced, as_kimi, as_plain
-from tercet.engine.reasoning import ReasoningReader, Thought
+from tercet.engine.reasoning import BRACKETS, THINK, ReasoningReader, Tags, Thought
 from tercet.engine.tool_calls import Call, Item, tool_reader
 from tercet.ipc.answers import ToolFormat
 
@@ -234,9 +234,13 @@ def test_content_does_not_wait_for_what_cannot_be_a_call() -> None:
         (False, "", Thought("", "")),
     ],
 )
-def test_reasoning_however_the_text_is_cut(opened: bool, text: str, wanted: Thought) -> None:
+@pytest.mark.parametrize("tags", [THINK, BRACKETS])
+def test_reasoning_however_the_text_is_cut(opened: bool, text: str, wanted: Thought, tags: Tags) -> None:
+    for mark, other in zip(THINK, tags, strict=True):
+        text = text.replace(mark, other)
+        wanted = Thought(*(part.replace(mark, other) for part in wanted))
     for pieces in cuts(text) if text else [[""]]:
-        reader = ReasoningReader(opened)
+        reader = ReasoningReader(opened, tags=tags)
         thoughts = [*map(reader.feed, pieces), reader.finish()]
         got = Thought("".join(one.reasoning for one in thoughts), "".join(one.content for one in thoughts))
         assert got == wanted, pieces

@@ -36,17 +36,20 @@ def test_agrees_with_transformers(family: str) -> None:
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     model = reference_model(path).model
-    layers, has_rope = model.layers, getattr(model, "rotary_emb", None) is not None
-    assert [rope is not None for rope in ours.layer_ropes] == [
-        bool(getattr(getattr(layer, "self_attn", None), "use_rope", has_rope)) for layer in layers
-    ]
-    windows = [getattr(getattr(layer, "self_attn", None), "sliding_window", None) for layer in layers]
+    attentions = [getattr(layer, "self_attn", None) for layer in model.layers]
+    windows = [getattr(attention, "sliding_window", None) for attention in attentions]
+    turn = [getattr(attention, "use_rope", getattr(model, "rotary_emb", None) is not None) for attention in attentions]
+    if ours.family == "exaone4":
+        turn = [attention.is_sliding or attention.sliding_window is None for attention in attentions]
+        windows = [attention.sliding_window if attention.is_sliding else None for attention in attentions]
+    assert [rope is not None for rope in ours.layer_ropes] == list(map(bool, turn))
     if ours.family in ("mistral", "mixtral", "phi3"):
-        windows = [theirs.sliding_window] * len(layers)
+        windows = [theirs.sliding_window] * len(attentions)
     assert list(ours.layer_windows) == [window or 0 for window in windows]
 
 
 WANT_A_NUMBER = (
+    "Ministral",
     "Mistral",
     "Mixtral",
     "Gemma",
@@ -54,6 +57,8 @@ WANT_A_NUMBER = (
     "Qwen3Moe",
     "Glm",
     "Dots1",
+    "Ernie4_5_Moe",
+    "Exaone4",
     "MiniMax",
     "GptOss",
     "Qwen3Next",

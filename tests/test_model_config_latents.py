@@ -18,7 +18,7 @@ from tercet.model.config_json import parse_config, read_config_json
 from tercet.model.rope import rotary_table
 from weight_sizes import num_in_matrices
 
-TINY = ["deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "youtu", "minicpm3"]
+TINY = ["deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "mistral4", "glm4-moe-lite", "youtu", "minicpm3"]
 PUBLIC = {
     "deepseek-v2-lite": DEEPSEEK_V2_LITE,
     "deepseek-v2": DEEPSEEK_V2,
@@ -64,7 +64,7 @@ def agree(ours: ModelConfig, model: Any) -> None:
     assert block.experts.down_proj.shape == (experts.count, ours.hidden_size, experts.intermediate_size)
     assert block.shared_experts.up_proj.weight.shape[0] == experts.shared * experts.intermediate_size
     assert experts.biased == hasattr(router, "e_score_correction_bias")
-    assert experts.scored_in_float32
+    assert experts.scored_in_float32 == (ours.family != "mistral4")
     assert experts.normed == getattr(router, "norm_topk_prob", False)
     limited = router.num_group != router.topk_group and getattr(router, "topk_method", "") != "greedy"
     assert (experts.groups, experts.best_groups) == ((router.num_group, router.topk_group) if limited else (1, 1))
@@ -121,6 +121,7 @@ def test_what_is_read_of_public_files() -> None:
 SILENT = {
     "DeepseekV2ForCausalLM": ("deepseek_v2", {"num_experts_per_tok": 6}),
     "DeepseekV3ForCausalLM": ("deepseek_v3", {}),
+    "Mistral4ForCausalLM": ("mistral4", {}),
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", {}),
     "YoutuForCausalLM": ("youtu", {}),
     "MiniCPM3ForCausalLM": ("minicpm3", {}),

@@ -99,6 +99,7 @@ group.close()
 
 
 ON_TWO = ["llama-bias-tied", "smollm2", "phi3", "granite", "gemma2", "gemma3", "olmo2", "glm4"]
+ON_TWO += ["ernie4.5-bias", "exaone4", "hunyuan"]
 WITH_EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2", "gpt-oss"]
 WITH_LATENTS = ["deepseek-v2-groups", "glm4-moe-lite"]
 WITH_STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "granite-h-dense", "nemotron-h"]
@@ -108,7 +109,7 @@ WITH_STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "granite-h-d
     ("size", "families"),
     [
         (2, [*ON_TWO, *WITH_EXPERTS, *WITH_LATENTS, *WITH_STATES]),
-        long(2, ["deepseek-v3", "youtu", "minicpm3"]),
+        long(2, ["ernie4.5-moe", "hunyuan-moe", "deepseek-v3", "youtu", "minicpm3", "ministral3", "mistral4"]),
         long(4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3", "olmo2", "deepseek-v2", "deepseek-v3"]),
     ],
 )

@@ -41,14 +41,15 @@ def only_counted(*arguments: Any) -> None:
     matmul_prologue_reference(x_TK[:count], w_NK, positions_T[:count], kv_slots_T[:count], *others, q_THD[:count])
 
 
-@pytest.mark.parametrize("kind", [Residual, TwoParts])
+@pytest.mark.parametrize(("family", "kind"), [("qwen3", Residual), ("qwen3", TwoParts), ("exaone4", Residual)])
 @pytest.mark.parametrize("first", [0, 1, 6, 8])
 @pytest.mark.parametrize("count", [8, T])
 def test_tokens_and_decode_rows_ahead(
-    kind: type[Residual], first: int, count: int, monkeypatch: pytest.MonkeyPatch
+    family: str, kind: type[Residual], first: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a stream that is normed, and of one that is read as it is."""
     monkeypatch.setattr(layers, "matmul_prologue", only_counted)
-    decoder = make_decoder(checkpoint("qwen3"), layout="plain")
+    decoder = make_decoder(checkpoint(family), layout="plain")
     layer, eps = decoder._layers[0], decoder.config.rms_norm_eps
     weights, num_heads, head_dim = layer.weights, decoder.config.num_heads, decoder.config.head_dim
     stream = torch.randn(T, decoder.config.hidden_size)
@@ -61,7 +62,9 @@ def test_tokens_and_decode_rows_ahead(
     )
     qkv, q = layer._project_heads(residual, inputs, kv, first)
 
-    rows = matmul_reference(rms_norm_reference(stream, weights.input_norm_D, eps), weights.qkv_ND)[:count]
+    norm_D = weights.input_norm_D
+    read = stream if norm_D is None else rms_norm_reference(stream, norm_D, eps)
+    rows = matmul_reference(read, weights.qkv_ND)[:count]
     assert len(qkv) == first
     torch.testing.assert_close(qkv, rows[:first], rtol=1e-5, atol=1e-5)
     norms = weights.q_norm_H, weights.k_norm_H, eps
@@ -74,10 +77,19 @@ def test_tokens_and_decode_rows_ahead(
 
 
 @pytest.mark.parametrize(
-    ("family", "deterministic", "wanted"), [("qwen3", False, True), ("qwen3", True, False), ("qwen2", False, False)]
+    ("family", "deterministic", "wanted"),
+    [
+        ("qwen3", False, True),
+        ("qwen3", True, False),
+        ("qwen2", False, False),
+        ("exaone4", False, True),
+        ("ministral3", False, False),
+        ("hunyuan", False, False),
+    ],
 )
 def test_which_models(family: str, deterministic: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where a head's squares are summed in one order everywhere, nor with a bias."""
+    """Not where a head's squares are summed in one order everywhere, with a bias, nor where queries grow or heads are
+    normed when they have turned."""
     monkeypatch.setattr(layers, "can_fuse_prologue", lambda *sizes: True)
     layer = make_decoder(checkpoint(family), layout="plain", deterministic=deterministic)._layers[0]
     assert layer._ends_in_prologue(5000, torch.empty(2, 1, 1, 1, 1)) == wanted

@@ -76,6 +76,8 @@ def all_tensors(path: Path, rank: int = 0, size: int = 1) -> list[Tensor]:
 FAMILIES = dict.fromkeys(WAYS, "qwen3") | {"gptq 4": "llama-bias-tied", "fp8, blocks": "qwen3-moe", "awq": "gemma3"}
 # With latents, of whose matrices a rank's rows begin in the middle of blocks and of words.
 FAMILIES |= {"fp8, blocks that do not fit": "deepseek-v3", "awq, rows": "deepseek-v2", "packed 8": "minicpm3"}
+# Of which neighbours turn together: pieces may begin with either.
+FAMILIES |= {"float, rows": "ernie4.5", "packed 4, zeros": "ernie4.5"}
 
 
 OTHERS = {

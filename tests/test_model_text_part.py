@@ -12,9 +12,10 @@ from transformers import AutoModelForImageTextToText, Gemma3Config, InternVLConf
 
 from checkpoints import random_prompts, randomize
 from families import FAMILIES, SHAPE
+from hub_mistral import MINISTRAL_3_8B
 from loaded_weights import load, tensors_of, weight_list
 from paged_sequences import CPU, Sequences, make_decoder
-from quantized_checkpoints import Way, fp8, quantized
+from quantized_checkpoints import Way, fp8, quantized, stack_fp8
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.load import open_for
 from tercet.triton_kernels.scaled_weight import ScaledWeight
@@ -61,9 +62,15 @@ def test_logits_are_those_of_the_whole(model: tuple[Path, Any], sees: bool, capl
     check_logits(folder, whole)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "gpt-oss"])
-def test_all_language_models_beside_internvit(family: str, tmp_path: Path) -> None:
-    check_logits(tmp_path, make(tmp_path, "internvl", family))
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        *(("internvl", family) for family in ("llama", "qwen3", "qwen3-moe", "gpt-oss")),
+        *(("mistral3", family) for family in ("ministral3", "mistral4")),
+    ],
+)
+def test_all_language_models_beside_one_kind_of_eyes(name: str, family: str, tmp_path: Path) -> None:
+    check_logits(tmp_path, make(tmp_path, name, family))
 
 
 def check_logits(folder: Path, whole: Any) -> None:
@@ -115,6 +122,36 @@ def test_it_may_be_quantized(model: tuple[Path, Any], tmp_path: Path) -> None:
         found = weight_list(load(stored, kept=kept))
         assert any(isinstance(weight, ScaledWeight) for weight in found) == kept
         assert all(torch.equal(plain(ours), theirs) for ours, theirs in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(("family", "block"), [("ministral3", None), ("mistral4", None), ("mistral4", [8, 64])])
+def test_as_mistral_stores_it(family: str, block: list[int] | None, tmp_path: Path) -> None:
+    """In FP8, one scale for each matrix and one for what it is multiplied by, but for what sees; all experts of a layer
+    in one tensor. And as others store it, with scales of blocks."""
+    make(tmp_path / "made", "mistral3", family)
+    way = Way(
+        {**MINISTRAL_3_8B["quantization_config"], "weight_block_size": block},
+        fp8(*(block or (0, 0)), dtype=torch.bfloat16),
+    )
+    stored, meant = quantized(tmp_path / "made", way, tmp_path, wanted=lambda name: "language_model" in name)
+    stack_fp8(stored, meant, way)
+    wanted = weight_list(load(meant))
+    for kept in (False, True):
+        found = weight_list(load(stored, kept=kept))
+        assert any(isinstance(weight, ScaledWeight) for weight in found) == kept
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert torch.equal(plain(ours).view(theirs.shape), theirs)
+
+
+@pytest.mark.parametrize("rows", [16, 24])
+def test_experts_whose_blocks_hold_rows_of_two_matrices(rows: int, tmp_path: Path) -> None:
+    """Of 80 rows a half, in blocks of 16, and of as many that do not fill the last one."""
+    make(tmp_path / "made", "mistral3", "mistral4")
+    way = Way({**MINISTRAL_3_8B["quantization_config"], "weight_block_size": [rows, 64]}, fp8(rows, 64))
+    stored, meant = quantized(tmp_path / "made", way, tmp_path, wanted=lambda name: "language_model" in name)
+    stack_fp8(stored, meant, way)
+    with pytest.raises(ValueError, match="want as many rows of gate_proj and of up_proj, in whole blocks"):
+        load(stored)
 
 
 def test_the_type_of_all_is_that_of_the_embedding(model: tuple[Path, Any], tmp_path: Path) -> None:

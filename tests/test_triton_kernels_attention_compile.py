@@ -79,11 +79,13 @@ def test_compile(
         attention.plan_last_queries(*chunks, PrefillWork(meta(9, 8, dtype=torch.int32), 128))
         qkv = meta(5, (heads + 2 * kv_heads) * head_dim)
         slots = meta(5, dtype=torch.int64)
-        for norms in ((None, None), (meta(head_dim), meta(head_dim))):
-            attention_prologue.attention_prologue(qkv, indices, slots, cos_sin, *norms, 1e-6, *caches, heads)
+        for norms, behind in (((None, None), False), ((meta(head_dim),) * 2, False), ((meta(head_dim),) * 2, True)):
+            attention_prologue.attention_prologue(
+                qkv, indices, slots, cos_sin, *norms, 1e-6, *caches, heads, behind=behind
+            )
         write_kv.write_kv(meta(5, kv_heads, head_dim), meta(5, kv_heads, head_dim), *caches, slots)
-    # The decode rows: their plan, splits and merge. Prefill and its plan, one of last tokens, two prologues, the write.
-    assert len(kernels) == 9
+    # The decode rows: their plan, splits and merge. Prefill and its plan, one of last tokens, prologues, the write.
+    assert len(kernels) == 10
     (prefill,) = (kernel for kernel in kernels if kernel.name.endswith("prefill_kernel"))
     # Every score of a tile by the same arithmetic, masked or not, and nothing of it left to the assembler.
     found = exponentials(prefill.asm["ptx"])

@@ -51,28 +51,29 @@ def test_route(place: Place, num_experts: int, each: int, normed: bool) -> None:
 
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(
-    ("num_experts", "each", "shared", "biased", "gated"),
+    ("num_experts", "each", "shared", "biased", "shares", "gated"),
     [
-        (6, 3, 2, True, False),
-        (60, 4, 4, False, True),
-        (128, 8, 1, True, False),
-        (5, 2, 1, True, True),
-        (9, 4, 0, True, False),
+        (6, 3, 2, True, False, False),
+        (60, 4, 4, False, False, True),
+        (128, 8, 1, True, False, False),
+        (5, 2, 1, True, False, True),
+        (9, 4, 0, True, False, False),
+        (64, 6, 2, True, True, False),
     ],
 )
 def test_route_with_a_bias_and_with_experts_that_all_share(
-    place: Place, num_experts: int, each: int, shared: int, biased: bool, gated: bool, normed: bool
+    place: Place, num_experts: int, each: int, shared: int, biased: bool, shares: bool, gated: bool, normed: bool
 ) -> None:
     """The bias decides who is chosen, and not how much they count; who is shared has no part in either."""
     tokens, scale = 23, 1.7
     logits = place.random(tokens, num_experts + gated) * 3
     bias = (place.random(num_experts).float() * 0.4).contiguous() if biased else None
     rows = place.ints([tokens - 2])
-    more = {"normed": normed, "bias_E": bias, "scale": scale, "shared": shared, "gated": gated}
+    more = {"normed": normed, "bias_E": bias, "shares": shares, "scale": scale, "shared": shared, "gated": gated}
     experts, weights = route(logits, each, rows=rows, **more)
     assert experts.shape == weights.shape == (tokens, each + shared)
     exact = logits.double()
-    scores = exact[:, :num_experts].sigmoid() if biased else exact[:, :num_experts].softmax(1)
+    scores = exact[:, :num_experts].sigmoid() if biased and not shares else exact[:, :num_experts].softmax(1)
     choice = scores if bias is None else scores + bias.double()
     otherwise = 0
     for token in range(tokens - 2):
@@ -262,7 +263,9 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             biased = {"bias_E": meta(128, dtype=torch.float32), "scale": 1.5, "shared": 2}
             logits = meta(tokens, 128, dtype=torch.float32)
             _, wide = route(logits, 8, normed=True, rows=rows, **biased)  # type: ignore[arg-type]
-            route(meta(tokens, 256, dtype=torch.float32), 8, normed=True, paired=True, **biased)  # type: ignore[arg-type]
+            for shares in (False, True):
+                pairs = meta(tokens, 256, dtype=torch.float32)
+                route(pairs, 8, normed=True, paired=True, shares=shares, **biased)  # type: ignore[arg-type]
             sum_experts(meta(tokens * 10, 2048), wide, rows)
             biases = meta(128, 2048)
             sum_experts(meta(tokens * 8, 2048), weights, rows, experts, biases)

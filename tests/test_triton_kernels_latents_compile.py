@@ -40,6 +40,7 @@ def ints(*shape: int) -> Tensor:
         long(90, 128, 512, 64, BF16, BF16, 1, True),
         long(90, 20, 512, 64, torch.float16, torch.float16, 5, False),
         long(90, 40, 256, 32, BF16, BF16, 3, False),
+        long(90, 32, 256, 64, BF16, BF16, 1, False),
         long(90, 16, 512, 64, BF16, FP8, 1, False),
         long(90, 16, 512, 64, FP32, FP32, 1, False),
         long(80, 16, 512, 64, BF16, BF16, 1, False),
@@ -79,7 +80,12 @@ def test_attention(
 @pytest.mark.parametrize("capability", [90, long(80), long(89)])
 @pytest.mark.parametrize(
     ("heads", "still", "value", "rank", "query", "dtype"),
-    [(16, 128, 128, 512, 0, BF16), long(20, 192, 256, 512, 768, BF16), long(40, 64, 64, 256, 768, FP32)],
+    [
+        (16, 128, 128, 512, 0, BF16),
+        long(20, 192, 256, 512, 768, BF16),
+        long(40, 64, 64, 256, 768, FP32),
+        long(32, 64, 128, 256, 1024, BF16),
+    ],
 )
 def test_products_around_it(
     capability: int, heads: int, still: int, value: int, rank: int, query: int, dtype: torch.dtype

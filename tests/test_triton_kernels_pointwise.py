@@ -191,7 +191,7 @@ def test_write_kv(place: Place, kv_heads: int, dim: int) -> None:
     check_cache(caches[1], cells, list(v))
 
 
-@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("normed_where", ["nowhere", "ahead", "behind"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary_dim"),
     [
@@ -203,22 +203,31 @@ def test_write_kv(place: Place, kv_heads: int, dim: int) -> None:
 )
 @pytest.mark.parametrize("count", [1, 13, long(4), *([523] if HAVE_GPU else [])])
 def test_prologue(
-    place: Place, count: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, with_norms: bool
+    place: Place, count: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, normed_where: str
 ) -> None:
+    """Heads are normed before they turn or, if they turn whole, when they have: whatever that makes of their length."""
+    behind = normed_where == "behind"
+    rotary_dim = dim if behind else rotary_dim
     num_pages = 10
     caches = place.nan_caches(num_pages, kv_heads, PAGE, dim)
     qkv = place.random(count, (heads + 2 * kv_heads) * dim)
     cells, positions = cells_of(place, count, num_pages), torch.randint(0, 900, (count,)).tolist()
     angles, table = rotary_angles(900, rotary_dim, place.device)
+    with_norms, longer = normed_where != "nowhere", 1.3 if behind else 1.0
     norms = (place.random(dim), 1 + place.random(dim).float() / 7) if with_norms else (None, None)
     q, k, v = qkv.clone().view(count, -1, dim).split([heads, kv_heads, kv_heads], 1)
     got = attention_prologue(
-        qkv, place.ints(positions), place.ints(cells, torch.int64), table, *norms, EPS, *caches, heads
-    )
+        qkv, place.ints(positions), place.ints(cells, torch.int64), table * longer, *norms, EPS, *caches, heads,
+        behind=behind,
+    )  # fmt: skip
+    if behind:
+        q, k = turned(q, positions, angles) * longer, turned(k, positions, angles) * longer
     if norms[0] is not None and norms[1] is not None:
         q, k = normed(q, norms[0]), normed(k, norms[1])
-    place.check_rounded(got, turned(q, positions, angles))
-    keys = turned(k, positions, angles)
+    if not behind:
+        q, k = turned(q, positions, angles), turned(k, positions, angles)
+    place.check_rounded(got, q)
+    keys = k
     kept = [index for index, cell in enumerate(cells) if 0 <= cell < num_pages * PAGE]
     at = torch.tensor([cells[index] for index in kept], device=place.device)
     place.check_rounded(caches[0][at // PAGE, :, at % PAGE], keys[kept])
@@ -263,6 +272,14 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield (
         "got one, wanted both or neither",
         lambda: attention_prologue(qkv, ints, slots, table, w, None, EPS, *caches, 6),
+    )
+    yield (
+        "behind: got no norms, or heads of which a part turns",
+        lambda: attention_prologue(qkv, ints, slots, table, None, None, EPS, *caches, 6, behind=True),
+    )
+    yield (
+        "behind: got no norms, or heads of which a part turns",
+        lambda: attention_prologue(qkv, ints, slots, table[:, :4].contiguous(), w, w, EPS, *caches, 6, behind=True),
     )
 
 

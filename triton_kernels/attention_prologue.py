@@ -59,8 +59,10 @@ def norm_and_turn(x, y, squares, norm0, norm1, cos, sin, eps, D: tl.constexpr, N
 def _turn_heads(
     from_ptrs, to_ptrs, norm_ptr, norm0, norm1, cos, sin, eps, inside, kept,
     D: tl.constexpr, R: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORM: tl.constexpr,
+    BEHIND: tl.constexpr,
 ):  # fmt: skip
-    """Heads, one a row: normed, turned, rounded once and, where `kept`, stored. What lies behind R does not turn."""
+    """Heads, one a row: normed and turned, in one order or the other, rounded once and, where `kept`, stored. What lies
+    behind R does not turn."""
     HALF: tl.constexpr = R // 2
     columns = tl.arange(0, BLOCK_HALF)[None, :]
     rest = R + tl.arange(0, BLOCK_REST)[None, :]
@@ -69,7 +71,11 @@ def _turn_heads(
     if R < D:
         z = tl.load(from_ptrs + rest, mask=inside & (rest < D), other=0.0).to(tl.float32)
         squares += tl.sum(z * z, 1)[:, None]
-    x, y = norm_and_turn(x, y, squares, norm0, norm1, cos, sin, eps, D, NORM)
+    x, y = norm_and_turn(x, y, squares, norm0, norm1, cos, sin, eps, D, NORM and not BEHIND)
+    if BEHIND:
+        inverse = tl.rsqrt(tl.sum(x * x + y * y, 1)[:, None] / D + eps)
+        x *= inverse * norm0
+        y *= inverse * norm1
     dtype = to_ptrs.dtype.element_ty
     turned = kept & (columns < HALF)
     tl.store(to_ptrs + columns, x.to(dtype), mask=turned)
@@ -86,7 +92,7 @@ def _prologue_kernel(
     rows_ptr, T, num_cells, P, first_row,
     H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_REST: tl.constexpr, NORM: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_REST: tl.constexpr, NORM: tl.constexpr, BEHIND: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T / TOKENS * KV_HEADS,): one program owns a kv head of some tokens and the q heads that share it.
 
@@ -119,14 +125,14 @@ def _prologue_kernel(
         inside = (rows < T) & (group < G)
         _turn_heads(
             q_ptrs, q_ptr + (rows.to(tl.int64) * H + kv_head * G + group) * D, q_norm_ptr,
-            q_norm0, q_norm1, q_cos, q_sin, eps, inside, inside, D, R, BLOCK_HALF, BLOCK_REST, NORM,
+            q_norm0, q_norm1, q_cos, q_sin, eps, inside, inside, D, R, BLOCK_HALF, BLOCK_REST, NORM, BEHIND,
         )  # fmt: skip
         k_ptrs = qkv_ptr + tokens.to(tl.int64) * ROW + (H + kv_head) * D
         places = ((cells // PAGE * KV_HEADS + kv_head) * PAGE + cells % PAGE) * D
         kept = (tokens < T) & (cells >= 0) & (cells < num_cells)
         _turn_heads(
             k_ptrs, k_cache_ptr + places, k_norm_ptr,
-            k_norm0, k_norm1, k_cos, k_sin, eps, tokens < T, kept, D, R, BLOCK_HALF, BLOCK_REST, NORM,
+            k_norm0, k_norm1, k_cos, k_sin, eps, tokens < T, kept, D, R, BLOCK_HALF, BLOCK_REST, NORM, BEHIND,
         )  # fmt: skip
         columns = tl.arange(0, BLOCK_D)[None, :]
         v = tl.load(k_ptrs + KV_HEADS * D + columns, mask=(tokens < T) & (columns < D), other=0.0)
@@ -146,9 +152,11 @@ def attention_prologue(
     num_q_heads: int,
     rows: Tensor | None = None,
     first_row: int = 0,
+    *,
+    behind: bool = False,
 ) -> Tensor:
     """[T, (H + 2 kv heads) D] -> q [T, H, D], normed and turned; K and V go into the caches at `kv_slots_T`. Rows may
-    be parts of longer ones.
+    be parts of longer ones. `behind`: heads, of which all numbers turn, are normed when they have.
 
     May use `qkv_TN` as scratch. fp32 inside, rounded once. Graph-safe. `rows`: how many rows there are in truth, int32
     [1] on the device, counted from `first_row` rows ahead of these; those behind may be left as they are. It, positions
@@ -163,10 +171,12 @@ def attention_prologue(
     check_prologue(
         qkv_TN, positions_T, kv_slots_T, cos_sin_PR, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache, rows
     )
+    if behind and (q_norm_weight_D is None or cos_sin_PR.shape[1] != head_dim):
+        raise ValueError("behind: got no norms, or heads of which a part turns, wanted norms and heads that turn whole")
     if not use_kernels(qkv_TN):
         return attention_prologue_reference(
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache,
-            num_q_heads,
+            num_q_heads, behind=behind,
         )  # fmt: skip
     q_THD = torch.empty(T, num_q_heads, head_dim, dtype=qkv_TN.dtype, device=qkv_TN.device)
     norm = q_norm_weight_D is not None
@@ -192,7 +202,7 @@ def attention_prologue(
             block_g = next_power_of_2(num_q_heads // num_kv_heads)
             _prologue_kernel[(cdiv(T, _TOKENS) * num_kv_heads,)](
                 *tensors, TOKENS=_TOKENS, BLOCK_G=block_g, BLOCK_REST=next_power_of_2(max(head_dim - rotary_dim, 1)),
-                num_warps=max(_TOKENS * block_g * block_d // 1024, 1), **how,
+                BEHIND=behind, num_warps=max(_TOKENS * block_g * block_d // 1024, 1), **how,
             )  # fmt: skip
     return q_THD
 
@@ -246,15 +256,20 @@ def attention_prologue_reference(
     k_cache: Tensor,
     v_cache: Tensor,
     num_q_heads: int,
+    *,
+    behind: bool = False,
 ) -> Tensor:
     """The same, step by step."""
     num_kv_heads, _, head_dim = k_cache.shape[1:]
     heads_THD = qkv_TN.view(qkv_TN.shape[0], num_q_heads + 2 * num_kv_heads, head_dim)
     q_THD, k_THD, v_THD = torch.split(heads_THD, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm_weight_D is not None and k_norm_weight_D is not None:
-        q_THD = rms_norm(q_THD.contiguous(), q_norm_weight_D, eps)
-        k_THD = rms_norm(k_THD.contiguous(), k_norm_weight_D, eps)
-        rotary(q_THD, k_THD, positions_T, cos_sin_PR)
+        q_THD, k_THD = q_THD.contiguous(), k_THD.contiguous()
+        if behind:
+            rotary(q_THD, k_THD, positions_T, cos_sin_PR)
+        q_THD, k_THD = rms_norm(q_THD, q_norm_weight_D, eps), rms_norm(k_THD, k_norm_weight_D, eps)
+        if not behind:
+            rotary(q_THD, k_THD, positions_T, cos_sin_PR)
     else:
         # Without norms q and k are still side by side and turn as one.
         rotary(heads_THD[:, : num_q_heads + num_kv_heads], heads_THD[:, :0], positions_T, cos_sin_PR)

@@ -39,8 +39,8 @@ def _in_best_groups(choice, GROUPS: tl.constexpr, BEST: tl.constexpr, BIASED: tl
 @triton.jit
 def _route_kernel(
     logits_ptr, bias_ptr, rows_ptr, experts_ptr, weights_ptr, scale, E: tl.constexpr, EACH: tl.constexpr,
-    SHARED: tl.constexpr, GATED: tl.constexpr, PAIRED: tl.constexpr, BIASED: tl.constexpr, GROUPS: tl.constexpr,
-    BEST_GROUPS: tl.constexpr, LITTLE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_S: tl.constexpr,
+    SHARED: tl.constexpr, GATED: tl.constexpr, PAIRED: tl.constexpr, BIASED: tl.constexpr, SIGMOIDS: tl.constexpr,
+    GROUPS: tl.constexpr, BEST_GROUPS: tl.constexpr, LITTLE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_S: tl.constexpr,
     BLOCK_K: tl.constexpr, NORMED: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T,): one program finds one token's experts, the likeliest first and the lower of equals."""
@@ -55,12 +55,12 @@ def _route_kernel(
     logits = tl.load(logits_ptr + columns, mask=columns < E, other=float("-inf")).to(tl.float32)
     if PAIRED:
         logits += tl.load(logits_ptr + E + columns, mask=columns < E, other=0.0).to(tl.float32)
+    scores = 1.0 / (1.0 + tl.exp(-logits)) if SIGMOIDS else tl.exp(logits - tl.max(logits))
+    left = scores
     if BIASED:
-        scores = 1.0 / (1.0 + tl.exp(-logits))
+        if not SIGMOIDS:
+            scores /= tl.sum(scores)
         left = scores + tl.load(bias_ptr + columns, mask=columns < E, other=0.0)
-    else:
-        scores = tl.exp(logits - tl.max(logits))
-        left = scores
     experts = tl.full([BLOCK_K], E, tl.int32)
     weights = tl.zeros([BLOCK_K], tl.float32)
     left = tl.where(columns < E, left, float("-inf"))
@@ -74,7 +74,7 @@ def _route_kernel(
         weights = tl.where(places == place, tl.sum(tl.where(columns == best, scores, 0.0)), weights)
         left = tl.where(columns == best, float("-inf"), left)
     if NORMED:
-        weights /= tl.sum(weights) + LITTLE if BIASED else tl.sum(weights)
+        weights /= tl.sum(weights) + LITTLE if SIGMOIDS else tl.sum(weights)
     elif not BIASED:
         weights /= tl.sum(scores)
     weights *= scale
@@ -98,6 +98,7 @@ def route(
     *,
     normed: bool,
     bias_E: Tensor | None = None,
+    shares: bool = False,
     scale: float = 1.0,
     shared: int = 0,
     gated: bool = False,
@@ -109,13 +110,14 @@ def route(
     """Each token's `each` likeliest experts, then the `shared` that serve every token, numbered from E on, and their
     weights: int32 and the logits' type, [T, K] each.
 
-    What counts is an expert's share in a softmax of all; with a bias (fp32, [E]) its sigmoid, and the bias is added for
-    the choice alone. `normed`: the weights of a token's likeliest add up to one; `scale` multiplies them. `gated`: one
-    logit more stands behind the experts', whose sigmoid the shared ones weigh; else one. `paired`: an expert's logit is
-    the sum of two, the second of all behind the first of all. `groups`: equal parts of the experts, side by side; a
-    token's are all of the `best_groups` best parts, each as good as its best expert, or with a bias as its best two
-    together. `rows`: how many tokens there are in truth, int32 [1] on the device; those behind have an expert that is
-    nobody. fp32 inside, weights rounded once; mutates nothing; graph-safe.
+    What counts is an expert's share in a softmax of all; with a bias (fp32, [E]) its sigmoid, unless `shares` says that
+    it is the share then, too, and the bias is added for the choice alone. `normed`: the weights of a token's likeliest
+    add up to one; `scale` multiplies them. `gated`: one logit more stands behind the experts', whose sigmoid the shared
+    ones weigh; else one. `paired`: an expert's logit is the sum of two, the second of all behind the first of all.
+    `groups`: equal parts of the experts, side by side; a token's are all of the `best_groups` best parts, each as good
+    as its best expert, or with a bias as its best two together. `rows`: how many tokens there are in truth, int32 [1]
+    on the device; those behind have an expert that is nobody. fp32 inside, weights rounded once; mutates nothing;
+    graph-safe.
     """
     check_shape("logits", logits_TL, None, None)
     check_dtype("logits", logits_TL, *FLOATS)
@@ -140,6 +142,7 @@ def route(
             each,
             normed=normed,
             bias_E=bias_E,
+            shares=shares,
             scale=scale,
             shared=shared,
             gated=gated,
@@ -158,8 +161,9 @@ def route(
         _route_kernel[(T,)](
             logits_TL, logits_TL if bias_E is None else bias_E, experts_TK if rows is None else rows, experts_TK,
             weights_TK, float(scale), E=E, EACH=each, SHARED=shared, GATED=gated, PAIRED=paired,
-            BIASED=bias_E is not None, GROUPS=groups, BEST_GROUPS=best_groups, LITTLE=_LITTLE, BLOCK_E=block,
-            BLOCK_S=block_s, BLOCK_K=next_power_of_2(each + shared), NORMED=normed, HAS_ROWS=rows is not None,
+            BIASED=bias_E is not None, SIGMOIDS=bias_E is not None and not shares, GROUPS=groups,
+            BEST_GROUPS=best_groups, LITTLE=_LITTLE, BLOCK_E=block, BLOCK_S=block_s,
+            BLOCK_K=next_power_of_2(each + shared), NORMED=normed, HAS_ROWS=rows is not None,
             num_warps=max(1, min(4, block // 256)), **overlap_options(logits_TL),
         )  # fmt: skip
     return experts_TK, weights_TK
@@ -183,6 +187,7 @@ def route_reference(
     *,
     normed: bool,
     bias_E: Tensor | None = None,
+    shares: bool = False,
     scale: float = 1.0,
     shared: int = 0,
     gated: bool = False,
@@ -197,7 +202,8 @@ def route_reference(
         first_TE, second_TE = logits_TE.chunk(2, 1)
         logits_TE = first_TE + second_TE
     T, E = logits_TE.shape
-    scores_TE = logits_TE.softmax(1) if bias_E is None else logits_TE.sigmoid()
+    sigmoids = bias_E is not None and not shares
+    scores_TE = logits_TE.sigmoid() if sigmoids else logits_TE.softmax(1)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if best_groups < groups:
         choice_TGS = choice_TE.view(T, groups, E // groups)
@@ -208,7 +214,7 @@ def route_reference(
     chosen_TK = choice_TE.sort(dim=1, descending=True, stable=True).indices[:, :each]
     weights_TK = scores_TE.gather(1, chosen_TK)
     if normed:
-        weights_TK = weights_TK / (weights_TK.sum(1, keepdim=True) + (0.0 if bias_E is None else _LITTLE))
+        weights_TK = weights_TK / (weights_TK.sum(1, keepdim=True) + (_LITTLE if sigmoids else 0.0))
     own_T1 = own_T1.sigmoid() if gated else logits_TE.new_ones(T, 1)
     weights_TK = torch.cat((weights_TK * scale, own_T1.expand(T, shared)), 1)
     shared_TK = torch.arange(E, E + shared, device=logits_TE.device).expand(T, shared)
