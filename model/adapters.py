@@ -195,16 +195,17 @@ def _fill_product(
 def _products(config: ModelConfig, layer: int, rank: int, size: int, *, interleaved: bool) -> dict[str, _Product]:
     """Of a layer, by their names in `LayerAdapters`."""
     builder = ShardBuilder(config, rank, size, torch.float32, torch.device("meta"), {})
-    hidden, name, attended = config.hidden_size, "self_attn.o_proj", config.attended_dim
+    heads = config.layer_heads[layer]
+    hidden, name, attended = config.hidden_size, "self_attn.o_proj", config.attended_dim(heads)
     first: dict[str, _Product] = {}
     if (delta := config.carried_of(layer)) is not None:
         assert isinstance(delta, Delta)  # `ranks_of` refuses adapters for others
         first["qkv"] = _of_rows(delta_rows(builder.places, delta, "linear_attn."), hidden)
         name, attended = "linear_attn.out_proj", delta.value_heads * delta.value_dim
     elif config.gated_attention:
-        first["qkv"] = _of_rows(builder.gated_rows("self_attn."), hidden)
+        first["qkv"] = _of_rows(builder.gated_rows("self_attn.", heads), hidden)
     elif config.latent is None:  # what makes latents, and queries of them, is left to the model
-        first["qkv"] = _stacked(config, "self_attn.", builder.qkv(), in_turns=False)
+        first["qkv"] = _stacked(config, "self_attn.", builder.qkv(heads), in_turns=False)
     return first | {
         "o": _of_columns(name, hidden, attended, rank, size),
         "gate_up": _stacked(config, "mlp.", builder.gate_up(), in_turns=interleaved and config.gates_in_product),

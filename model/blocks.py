@@ -1,10 +1,25 @@
-"""What a layer may have in the place of attention over keys and values, and of one MLP: their sizes and names.
+"""What a layer has of keys and values, or may have in the place of attention to them and of one MLP: sizes and names.
 
 Knows nothing of where that was read, of tensors or of ranks.
 """
 
 from dataclasses import dataclass, replace
 from typing import Self
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The keys and values of a layer."""
+
+    count: int
+    dim: int
+    """Numbers of a head, and of one of queries."""
+    keys_are_values: bool = False
+    """Values are what the product for keys makes, before it is normed and turned; else they have one of their own."""
+
+    def of_rank(self, size: int) -> int:
+        """How many one of several ranks has. With fewer than ranks, neighbours have the same one."""
+        return max(1, self.count // size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tercet.model.adapters import LayerAdapters
-from tercet.model.attention_plan import AttentionPlan, depths, minds_length
+from tercet.model.attention_plan import Attending, AttentionPlan, depths, minds_length
 from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.head import Head
@@ -96,13 +96,15 @@ class Decoder:
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self._embedding_factor = rounded / config.residual_multiplier
         device = weights.embedding_VD.device
-        self._rotary_dim = config.rope.rotary_dim(config.turning_dim)
-        tables = rotary_tables(config.layer_ropes, config.turning_dim, self._rotary_dim, max_model_len, device)
+        turns = [(rope, config.turning_dim(heads)) for rope, heads in config.turned_heads]
+        own = config.rope, config.turning_dim()
+        rotary_dim = config.rope.rotary_dim(own[1])
+        tables = rotary_tables(turns, rotary_dim, max_model_len, device)
         self.turns_by_axes = vision is not None and vision.config.sections is not None
         """Whether images turn their tokens, and those behind, otherwise than words."""
         if vision is not None and vision.config.sections is not None:
-            self._turns_PR = tables[config.rope]
-            by_axis = axes(vision.config.sections, vision.config.interleaved, self._rotary_dim // 2)
+            self._turns_PR = tables[own]
+            by_axis = axes(vision.config.sections, vision.config.interleaved, rotary_dim // 2)
             self._axis_F = torch.tensor(by_axis, dtype=torch.int32, device=device)
             """Of each frequency, which of the three numbers of a place in an image turns it."""
         self._layers = [
@@ -111,7 +113,8 @@ class Decoder:
                 config=config,
                 weights=layer,
                 group=group,
-                cos_sin_PR=tables[rope],
+                heads=heads,
+                cos_sin_PR=tables[turn],
                 scoring=Scoring(
                     config.attention_scale,
                     window if window < max_model_len else 0,
@@ -122,8 +125,8 @@ class Decoder:
                 deterministic=deterministic,
                 adapters=adapters[index] if adapters else None,
             )
-            for index, (layer, window, rope) in enumerate(
-                zip(weights.layers, config.layer_windows, config.layer_ropes, strict=True)
+            for index, (layer, window, heads, turn) in enumerate(
+                zip(weights.layers, config.layer_windows, config.layer_heads, turns, strict=True)
             )
         ]
 
@@ -133,11 +136,12 @@ class Decoder:
         return self.weights.embedding_VD.dtype
 
     def shapes(
-        self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int, trials: TrialShapes | None = None
-    ) -> Shapes:
-        """The sizes that steps are padded to."""
+        self, kv_cache: Sequence[Tensor], max_num_seqs: int, max_num_batched_tokens: int,
+        trials: TrialShapes | None = None,
+    ) -> Shapes:  # fmt: skip
+        """The sizes that steps are padded to. `kv_cache`: see `forward`."""
         deep = {} if self.config.latent else depths(
-            kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self.deterministic
+            self._attending(kv_cache), num_heads=self._num_heads, deterministic=self.deterministic
         )  # fmt: skip
         return Shapes(
             max_num_seqs,
@@ -168,31 +172,34 @@ class Decoder:
         """Of this rank."""
         return self.config.num_heads // self.group.size
 
-    @property
-    def _scorings(self) -> list[Scoring]:
-        return [layer.scoring for layer in self._layers]
+    def _attending(self, kv_cache: Sequence[Tensor]) -> list[Attending]:
+        """The layers that have part of the cache, in their order, as it has them."""
+        caching = [layer for index, layer in enumerate(self._layers) if self.config.carried_of(index) is None]
+        return [
+            Attending(layer.scoring, held[0], layer.cos_sin_PR.shape[1])
+            for layer, held in zip(caching, kv_cache, strict=True)
+        ]
 
-    def short_rows(self, kv_cache: Tensor, tries: int = 1) -> int:
+    def short_rows(self, kv_cache: Sequence[Tensor], tries: int = 1) -> int:
         """Up to how many rows, of `tries` tokens each, `forward` serves in another way if it is told `longest`."""
         if self.config.latent or not self._fuses or not minds_length(
-            kv_cache, num_heads=self._num_heads, rotary_dim=self._rotary_dim, scorings=self._scorings,
-            deterministic=self.deterministic, tries=tries,
+            self._attending(kv_cache), num_heads=self._num_heads, deterministic=self.deterministic, tries=tries
         ):  # fmt: skip
             return 0
         return SHORT_ROWS if self.config.hidden_size <= _SMALL else 1
 
     @torch.inference_mode()
     def forward(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None, *,
+        self, inputs: StepInputs, kv_cache: Sequence[Tensor], page_table_SM: Tensor, states: States | None = None, *,
         longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None, hear: Hear | None = None,
     ) -> Tensor:  # fmt: skip
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
-        `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages; `longest`: tokens that
-        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many;
-        `begin`: makes what layers begin with, in place of the tokens' embeddings, and looks these up first; `hear`: is
-        told each layer's number and the stream ahead of it, [T, D], which is gone by the next. Graph-safe: fixed shapes
-        give fixed launches.
+        `kv_cache`: of each layer that has part of it, [k/v, page, kv head, token, dim]; `page_table_SM`: each slot's
+        pages; `longest`: tokens that a decode row has at most, of a few that are short; `deep`: of few prefill tokens
+        some come behind so many; `begin`: makes what layers begin with, in place of the tokens' embeddings, and looks
+        these up first; `hear`: is told each layer's number and the stream ahead of it, [T, D], which is gone by the
+        next. Graph-safe: fixed shapes give fixed launches.
         """
         tables = inputs, kv_cache, page_table_SM, states
         residual, attended_TH = self._attend_in_last(
@@ -202,7 +209,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward_whole(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None, *,
+        self, inputs: StepInputs, kv_cache: Sequence[Tensor], page_table_SM: Tensor, states: States | None = None, *,
         deep: int = 0, hear: Hear | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The same, and hidden states of all tokens: [T, D]. To the bit, but on several ranks in default mode."""
@@ -231,14 +238,14 @@ class Decoder:
         return turns_TR
 
     def _attend_in_last(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None, *, whole: bool,
-        longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None, hear: Hear | None = None,
+        self, inputs: StepInputs, kv_cache: Sequence[Tensor], page_table_SM: Tensor, states: States | None, *,
+        whole: bool, longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None,
+        hear: Hear | None = None,
     ) -> tuple[Residual, Tensor]:  # fmt: skip
         """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
         plan = AttentionPlan.of_step(
-            inputs, kv_cache, page_table_SM, num_heads=self._num_heads, rotary_dim=self._rotary_dim,
-            scorings=self._scorings, deterministic=self.deterministic, longest=longest, deep=deep,
-            fuses=self._fuses, latent=self.config.latent,
+            inputs, self._attending(kv_cache), page_table_SM, num_heads=self._num_heads,
+            deterministic=self.deterministic, longest=longest, deep=deep, fuses=self._fuses, latent=self.config.latent,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         beginning = Beginning(self.embed(inputs.input_ids_T)) if begin is None else begin()
@@ -252,8 +259,8 @@ class Decoder:
             is_last = layer is self._layers[-1]
             if images is not None and 0 < index <= len(images.deep):
                 place_image_rows(residual.whole(), ids_T, images.deep[index - 1], add=True)
-            prefill = plan.last_queries if is_last and not whole else plan.prefill.get(layer.scoring.window)
-            attended_TH = layer.attend(residual, inputs, page_table_SM, place, plan, prefill)
+            last_queries = is_last and not whole
+            attended_TH = layer.attend(residual, inputs, page_table_SM, place, plan, last_queries=last_queries)
             if hear is not None:
                 hear(index, residual.ahead_of_layer)
             if not is_last:

@@ -46,7 +46,7 @@ def attend_to_latents(
     num_decodes = len(inputs.decode_slots_B) * inputs.tries
     out_THL = q_THD.new_empty(num_tokens, num_heads, latent.rank)
     if num_decodes:
-        work = plan.decode.get(0)
+        work = next(iter(plan.decode.values()), None)  # all layers are of one kind
         assert work is None or isinstance(work, DecodeWork)
         latent_decode_attention(
             q_THD[:num_decodes],

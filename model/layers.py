@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tercet.model.adapters import LayerAdapters
-from tercet.model.attention_plan import AttentionPlan
-from tercet.model.blocks import Delta, Mamba
+from tercet.model.attention_plan import AttentionPlan, kind_of
+from tercet.model.blocks import Delta, Heads, Mamba
 from tercet.model.config import ModelConfig
 from tercet.model.delta_rule import follow_delta_rule
 from tercet.model.experts import go_through_experts
@@ -52,6 +52,8 @@ class Layer:
     config: ModelConfig
     weights: LayerWeights
     group: Group
+    heads: Heads
+    """Of all ranks."""
     cos_sin_PR: Tensor
     scoring: Scoring
     interleaved: bool
@@ -64,17 +66,18 @@ class Layer:
 
     def attend(
         self, residual: Residual, inputs: StepInputs, page_table_SM: Tensor, held: Tensor | LayerState,
-        plan: AttentionPlan, prefill: PrefillWork | LatentPrefill | None,
+        plan: AttentionPlan, *, last_queries: bool,
     ) -> Tensor:  # fmt: skip
         """What attention makes of the tokens in `residual`: [T, H]. `held`: this layer's cache, [k/v, page, kv head,
         token, dim], to which their K and V go, or latents; or its states.
 
-        `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
+        `plan`: how the step's attention is divided; `last_queries`: of chunks only their last tokens count.
         """
         if isinstance(held, LayerState):
             follow = self._follow_mamba if self.weights.delta is None else self._follow_delta_rule
             return follow(residual, inputs, held)
-        weights, latent, kv = self.weights, self.config.latent, held
+        weights, latent, kv, kind = self.weights, self.config.latent, held, kind_of(self.scoring, held[0])
+        prefill = plan.last_queries if last_queries else plan.prefill.get(kind)
         if weights.latent is not None and latent is not None:
             assert not isinstance(prefill, PrefillWork)
             x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
@@ -86,7 +89,7 @@ class Layer:
         qkv_ND = self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T)
         num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B) * inputs.tries
         # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.
-        first = num_decodes if isinstance(plan.decode.get(self.scoring.window), FusedPlan) else 0
+        first = num_decodes if isinstance(plan.decode.get(kind), FusedPlan) else 0
         if not isinstance(qkv_ND, Adapted) and self._ends_in_prologue(num_tokens - first, kv):
             qkv_TN, q_THD = self._project_heads(residual, inputs, kv, first)
         else:
@@ -146,7 +149,7 @@ class Layer:
 
     def _without_gates(self, qkv_TN: Tensor) -> Tensor:
         """Gates lie behind queries, keys and values."""
-        return qkv_TN[:, : -self._num_heads * self.config.head_dim] if self.config.gated_attention else qkv_TN
+        return qkv_TN[:, : -self._num_heads * self.heads.dim] if self.config.gated_attention else qkv_TN
 
     def add(self, residual: Residual, attended_TH: Tensor, groups_T: RowGroups | None = None) -> None:
         """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP."""
@@ -202,7 +205,7 @@ class Layer:
         weights = self.weights
         assert weights.input_norm_D is not None  # where norms are behind blocks alone, heads are normed together
         dtype, device = weights.qkv_ND.dtype, weights.qkv_ND.device
-        heads = self._num_heads, self.config.head_dim
+        heads = self._num_heads, self.heads.dim
         places_T, cos_sin_PR = self._turns(inputs)
         qkv_TN = torch.empty(first, len(weights.qkv_ND), dtype=dtype, device=device)
         q_THD = torch.empty(len(inputs.positions_T) - first, *heads, dtype=dtype, device=device)
@@ -221,7 +224,7 @@ class Layer:
 
     def _norm_qk(self, qkv_TN: Tensor, weight_J: Tensor) -> None:
         """Norm all queries of a token together, and all its keys, in place: those of other ranks count, too."""
-        num_q = self._num_heads * self.config.head_dim
+        num_q = self._num_heads * self.heads.dim
         squares_PT2 = None
         if self.group.size > 1:
             squares_PT2 = self.group.stack(qk_squares(qkv_TN, num_q, len(weight_J) - num_q))
@@ -252,7 +255,7 @@ class Layer:
     ) -> None:  # fmt: skip
         """Attention of the decode rows, which come first: from q, k, v rows where the plan is for that."""
         num_rows, num_heads, _ = out_BHD.shape
-        shares = plan.decode.get(self.scoring.window)
+        shares = plan.decode.get(kind_of(self.scoring, kv[0]))
         if isinstance(shares, FusedPlan):
             fused_decode_attention(
                 qkv_TN[:num_rows],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tercet.model.blocks import Carried, Delta, Experts, Guesser, Mamba
+from tercet.model.blocks import Carried, Delta, Experts, Guesser, Heads, Mamba
 from tercet.model.config import ModelConfig
 from tercet.model.delta_shard import delta_product, delta_weights
 from tercet.model.expert_shard import expert_weights
@@ -78,6 +78,7 @@ class ShardBuilder:
             self.layer(
                 f"{LAYERS}{index}.",
                 interleaved,
+                self.config.layer_heads[index],
                 self.config.carried_of(index),
                 self.config.experts_of(index),
                 bare=index in self.config.bare_layers,
@@ -99,17 +100,19 @@ class ShardBuilder:
 
     def _guesser(self, guesser: Guesser, interleaved: bool) -> GuesserWeights:
         places, hidden = self.places, self.config.hidden_size
+        many = self.config.experts if guesser.has_experts else None
         return GuesserWeights(
             token_norm_D=places.norm(guesser.token_norm, hidden),
             hidden_norm_D=places.norm(guesser.hidden_norm, hidden),
             join_DE=places.stacked([(f"{guesser.join}.weight", hidden, 0, hidden)], 2 * hidden),
-            layer=self.layer(guesser.layer, interleaved, None, self.config.experts if guesser.has_experts else None),
+            layer=self.layer(guesser.layer, interleaved, self.config.heads, None, many),
             norm_D=places.norm(guesser.norm, hidden),
         )
 
     def layer(
-        self, prefix: str, interleaved: bool, carried: Carried | None, many: Experts | None, *, bare: bool = False
-    ) -> LayerWeights:
+        self, prefix: str, interleaved: bool, heads: Heads, carried: Carried | None, many: Experts | None, *,
+        bare: bool = False,
+    ) -> LayerWeights:  # fmt: skip
         """`prefix`: of its tensors' names; `carried`, `many`: what it has in place of keys and values, of one MLP;
         `bare`: it has no MLP."""
         config, places, hidden = self.config, self.places, self.config.hidden_size
@@ -120,16 +123,16 @@ class ShardBuilder:
         ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
         return LayerWeights(
             input_norm_D=places.norm(f"{prefix}input_layernorm", hidden) if config.input_norms else None,
-            qkv_ND=self._first_product(attention, carried),
-            qkv_bias_N=self._stacked_biases(attention, self.qkv()) if config.qkv_bias else None,
-            q_norm_H=places.norm(f"{attention}q_norm", config.head_dim) if heads_normed else None,
-            k_norm_H=places.norm(f"{attention}k_norm", config.head_dim) if heads_normed else None,
-            qk_norm_J=self._wide_qk_norm(attention) if config.wide_qk_norm else None,
+            qkv_ND=self._first_product(attention, heads, carried),
+            qkv_bias_N=self._stacked_biases(attention, self.qkv(heads)) if config.qkv_bias else None,
+            q_norm_H=places.norm(f"{attention}q_norm", heads.dim) if heads_normed else None,
+            k_norm_H=places.norm(f"{attention}k_norm", heads.dim) if heads_normed else None,
+            qk_norm_J=self._wide_qk_norm(attention, heads) if config.wide_qk_norm else None,
             sinks_H=self._sinks(attention) if config.sinks else None,
             latent=latent_weights(places, config, attention) if config.latent else None,
             delta=delta_weights(places, carried, attention, hidden) if isinstance(carried, Delta) else None,
             mamba=mamba_weights(places, carried, attention) if isinstance(carried, Mamba) else None,
-            o_DQ=places.columns(f"{attention}o_proj.weight", hidden, config.attended_dim)
+            o_DQ=places.columns(f"{attention}o_proj.weight", hidden, config.attended_dim(heads))
             if carried is None
             else places.columns(f"{attention}out_proj.weight", hidden, carried.value_heads * carried.value_dim),
             o_bias_D=places.whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
@@ -139,7 +142,7 @@ class ShardBuilder:
             down_norm_D=places.norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
         )
 
-    def _first_product(self, prefix: str, carried: Carried | None) -> Weight:
+    def _first_product(self, prefix: str, heads: Heads, carried: Carried | None) -> Weight:
         config, hidden = self.config, self.config.hidden_size
         if isinstance(carried, Delta):
             return delta_product(self.places, carried, prefix, hidden)
@@ -148,14 +151,14 @@ class ShardBuilder:
         if config.latent is not None:
             return first_product(self.places, config, prefix)
         if config.gated_attention:
-            return self.places.stacked(self.gated_rows(prefix), hidden)
-        return self._stacked(prefix, self.qkv(), 2 * hidden if config.joins else hidden)
+            return self.places.stacked(self.gated_rows(prefix, heads), hidden)
+        return self._stacked(prefix, self.qkv(heads), 2 * hidden if config.joins else hidden)
 
-    def gated_rows(self, prefix: str) -> list[Rows]:
+    def gated_rows(self, prefix: str, heads: Heads) -> list[Rows]:
         """Of the first product where attention is gated. Of each head the rows for its gates follow those for its
         queries in the checkpoint; here they come last."""
-        queries, *others = self.qkv().parts
-        size, name = self.config.head_dim, f"{prefix}q_proj.weight"
+        queries, *others = self.qkv(heads).parts
+        size, name = heads.dim, f"{prefix}q_proj.weight"
         ends = range(2 * queries.start, 2 * (queries.start + queries.count), 2 * size)
         kinds = [[(name, 2 * queries.whole, head + turn * size, size) for head in ends] for turn in range(2)]
         middle = [(f"{prefix}{part.name}_proj.weight", part.whole, part.start, part.count) for part in others]
@@ -174,12 +177,13 @@ class ShardBuilder:
             down_bias_D=places.whole(f"{prefix}down_proj.bias", hidden) if config.mlp_bias else None,
         )
 
-    def qkv(self) -> Stack:
-        query, kv = self._head_rows()
-        return Stack("qkv", (Part("q", *query), Part("k", *kv), Part("v", *kv)))
+    def qkv(self, heads: Heads) -> Stack:
+        """Where keys are values too, their rows are there twice: it is few rows, and no kernel need know of it."""
+        query, kv = self._head_rows(heads)
+        return Stack("qkv", (Part("q", *query), Part("k", *kv), Part("k" if heads.keys_are_values else "v", *kv)))
 
-    def _wide_qk_norm(self, prefix: str) -> Tensor:
-        (q_whole, q_start, query), (k_whole, k_start, key) = self._head_rows()
+    def _wide_qk_norm(self, prefix: str, heads: Heads) -> Tensor:
+        (q_whole, q_start, query), (k_whole, k_start, key) = self._head_rows(heads)
         into = self.places.empty(query + key)
         self.places.rows(f"{prefix}q_norm.weight", q_whole, q_start, into[:query])
         self.places.rows(f"{prefix}k_norm.weight", k_whole, k_start, into[query:])
@@ -191,14 +195,12 @@ class ShardBuilder:
         self.places.rows(f"{prefix}sinks", self.config.num_heads, self.rank * num_heads, into)
         return into
 
-    def _head_rows(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    def _head_rows(self, heads: Heads) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Of q, then of k and v: how many rows there are in all, the first of this rank, and how many it has."""
-        config, head_dim = self.config, self.config.head_dim
-        query = config.num_heads // self.size * head_dim
-        kv = config.kv_heads_per_rank(self.size) * head_dim
-        # With fewer KV heads than ranks, neighbouring ranks hold the same head.
-        kv_start = self.rank * config.num_kv_heads // self.size * head_dim
-        return (config.num_heads * head_dim, self.rank * query, query), (config.num_kv_heads * head_dim, kv_start, kv)
+        num_heads, dim = self.config.num_heads, heads.dim
+        query, kv = num_heads // self.size * dim, heads.of_rank(self.size) * dim
+        kv_start = self.rank * heads.count // self.size * dim
+        return (num_heads * dim, self.rank * query, query), (heads.count * dim, kv_start, kv)
 
     def gate_up(self) -> Stack:
         whole = self.config.intermediate_size

@@ -272,7 +272,7 @@ def test_shares_of_ranks() -> None:
         config.check_tensor_parallel(size)
     with pytest.raises(ValueError, match=r"--tensor-parallel-size is 3; want a divisor of num_attention_heads \(4\)"):
         config.check_tensor_parallel(3)
-    assert [config.kv_heads_per_rank(size) for size in (1, 2, 4)] == [2, 1, 1]
+    assert [config.heads.of_rank(size) for size in (1, 2, 4)] == [2, 1, 1]
     assert [config.vocab_per_rank(size) for size in (1, 2, 4)] == [419, 210, 105]
     # 2 (k and v) x 3 layers x 1 head x 64 tokens x 16 numbers x 4 bytes
     assert config.kv_bytes_per_page(64, torch.float32, 2) == 2 * 3 * 64 * 16 * 4
