@@ -63,6 +63,8 @@ class ModelConfig:
     """What attention and MLP read of the stream is normed."""
     block_norms: bool = False
     """What attention and MLP compute is normed before it is added to the stream."""
+    layer_scales: bool = False
+    """The stream is multiplied by a number of each layer's own when that has added all to it."""
     rope: Rope
     """Of all layers that turn by positions and are not told otherwise."""
     max_position_embeddings: int
@@ -127,8 +129,7 @@ class ModelConfig:
                 raise ValueError(
                     f"num_attention_heads is {self.num_heads}; want a multiple of num_key_value_heads ({count})"
                 )
-        turning = ((rope, self.turning_dim(heads)) for rope, heads in self.turned_heads)
-        for rope, dim in {(self.rope, self.turning_dim()), *turning}:
+        for rope, dim in {(self.rope, self.turning_dim()), *self.turns}:
             if dim % 2:
                 name = "head_dim" if self.latent is None else "qk_rope_head_dim"
                 raise ValueError(f"{name} is {dim}; want an even number")
@@ -159,9 +160,11 @@ class ModelConfig:
         return Heads(self.num_kv_heads, self.head_dim)
 
     @property
-    def turned_heads(self) -> tuple[tuple[Rope | None, Heads], ...]:
-        """Of each layer, how positions turn which heads."""
-        return tuple(zip(self.layer_ropes, self.layer_heads, strict=True))
+    def turns(self) -> tuple[tuple[Rope | None, int], ...]:
+        """Of each layer, how positions turn its heads, and of how many numbers."""
+        return tuple(
+            (rope, self.turning_dim(heads)) for rope, heads in zip(self.layer_ropes, self.layer_heads, strict=True)
+        )
 
     def turning_dim(self, heads: Heads | None = None) -> int:
         """Numbers of such a head of which rope says how many turn."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tercet.model.config_delta import DELTA_DEFAULTS
+from tercet.model.config_gemma4 import GEMMA4, GEMMA4_DEFAULTS
 from tercet.model.config_latents import LATENT_DEFAULTS
 from tercet.model.config_mamba import MAMBA_DEFAULTS
 
@@ -23,6 +24,7 @@ FAMILIES = {
     "SeedOssForCausalLM": "seed_oss",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma4ForCausalLM": "gemma4_text",
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
@@ -57,7 +59,7 @@ def _named(ending: str) -> dict[str, str]:
 # The same without what makes logits: models that were trained to embed texts are often saved so.
 HEADLESS = _named("Model")
 _NO_CLASSIFIERS = (
-    *("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text"),
+    *("granite", GEMMA4, "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text"),
     *MAMBA_DEFAULTS,
 )
 """Of which transformers has none."""
@@ -227,6 +229,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
+    GEMMA4: GEMMA4_DEFAULTS,
     **LATENT_DEFAULTS,
     **DELTA_DEFAULTS,
     **MAMBA_DEFAULTS,
@@ -247,16 +250,18 @@ def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 def traits(family: str) -> dict[str, Any]:
     """The fields of a ModelConfig that follow from the family alone, whatever kind of file it is in."""
-    is_gemma, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
-    has_delta = family in DELTA_DEFAULTS
+    shifts, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
+    is_gemma, has_delta = shifts or family == GEMMA4, family in DELTA_DEFAULTS
     return {
         "family": family,
         "activation": "gelu" if is_gemma else "relu2" if family == "nemotron_h" else "silu",
-        "float32_norms": is_gemma or has_delta,
+        "float32_norms": shifts or has_delta,
         "fits_float16": not is_gemma,
         "input_norms": not is_olmo,
         "block_norms": is_gemma or is_olmo,
-        "qk_norm": has_delta or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1"),
+        "qk_norm": has_delta or family in ("qwen3", "qwen3_moe", "gemma3_text", GEMMA4, "dots1"),
+        "value_norm": family == GEMMA4,
+        "layer_scales": family == GEMMA4,
         "gated_attention": has_delta,
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),
         "sinks": family == "gpt_oss",

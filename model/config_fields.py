@@ -111,6 +111,18 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "granite": dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")),
     "gemma2": {**_GEMMA, "attn_logit_softcapping": None},
     "gemma3_text": {**_GEMMA, "rope_local_base_freq": None, "sliding_window_pattern": None},
+    "gemma4_text": {
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "final_logit_softcapping": None,
+        **dict.fromkeys(("per_layer_config", "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v")),
+        "hidden_size_per_layer_input": (0,),
+        "vocab_size_per_layer_input": None,  # of those
+        "num_kv_shared_layers": (None, 0),
+        "use_double_wide_mlp": None,  # of layers that share keys and values
+        "enable_moe_block": (None, False),
+        **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size")),  # of such blocks
+        "use_bidirectional_attention": (None, "vision"),  # of images, which are not served
+    },
     "seed_oss": {"attention_out_bias": None},
     "mixtral": _EXPERTS,
     "qwen2_moe": {**_QWEN_EXPERTS, **dict.fromkeys(("shared_expert_intermediate_size", "qkv_bias"))},

@@ -82,6 +82,7 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "seed_oss": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "gemma2": {"mlp_bias": (None, False)},
     "gemma3_text": {"mlp_bias": (None, False)},
+    "gemma4_text": {"mlp_bias": (None, False)},
     "mixtral": {
         "use_sliding_window": (None, True),
         "max_window_layers": (None, 0),

@@ -21,7 +21,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.head import Head
 from tercet.model.joined_residual import JoinedResidual
-from tercet.model.layers import Layer
+from tercet.model.layers import make_layers
 from tercet.model.padded_shapes import SHORT_ROWS, Shapes
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import Weights
@@ -32,7 +32,6 @@ from tercet.model.states import States, held_by_layers
 from tercet.model.trial_shapes import TrialShapes
 from tercet.model.vision import Vision
 from tercet.model.vision_config import axes
-from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.axis_turns import axis_turns
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.image_rows import place_image_rows
@@ -91,15 +90,14 @@ class Decoder:
         self.adapters = adapters
         self.num_adapters = max((layer.count for layer in adapters), default=0)
         # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
-        self._fuses = not (deterministic and guesses) and not config.gated_attention
+        self._fuses = not (deterministic and guesses) and not config.gated_attention and not config.value_norm
         # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self._embedding_factor = rounded / config.residual_multiplier
         device = weights.embedding_VD.device
-        turns = [(rope, config.turning_dim(heads)) for rope, heads in config.turned_heads]
         own = config.rope, config.turning_dim()
         rotary_dim = config.rope.rotary_dim(own[1])
-        tables = rotary_tables(turns, rotary_dim, max_model_len, device)
+        tables = rotary_tables(config.turns, rotary_dim, max_model_len, device)
         self.turns_by_axes = vision is not None and vision.config.sections is not None
         """Whether images turn their tokens, and those behind, otherwise than words."""
         if vision is not None and vision.config.sections is not None:
@@ -107,28 +105,9 @@ class Decoder:
             by_axis = axes(vision.config.sections, vision.config.interleaved, rotary_dim // 2)
             self._axis_F = torch.tensor(by_axis, dtype=torch.int32, device=device)
             """Of each frequency, which of the three numbers of a place in an image turns it."""
-        self._layers = [
-            # A window that no sequence outgrows is none.
-            Layer(
-                config=config,
-                weights=layer,
-                group=group,
-                heads=heads,
-                cos_sin_PR=tables[turn],
-                scoring=Scoring(
-                    config.attention_scale,
-                    window if window < max_model_len else 0,
-                    config.attention_softcap,
-                    sinks_H=layer.sinks_H,
-                ),
-                interleaved=weights.interleaved,
-                deterministic=deterministic,
-                adapters=adapters[index] if adapters else None,
-            )
-            for index, (layer, window, heads, turn) in enumerate(
-                zip(weights.layers, config.layer_windows, config.layer_heads, turns, strict=True)
-            )
-        ]
+        self._layers = make_layers(
+            config, weights, group, tables, max_model_len, deterministic=deterministic, adapters=adapters
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -176,7 +155,7 @@ class Decoder:
         """The layers that have part of the cache, in their order, as it has them."""
         caching = [layer for index, layer in enumerate(self._layers) if self.config.carried_of(index) is None]
         return [
-            Attending(layer.scoring, held[0], layer.cos_sin_PR.shape[1])
+            Attending(layer.attention.scoring, held[0], layer.attention.cos_sin_PR.shape[1])
             for layer, held in zip(caching, kv_cache, strict=True)
         ]
 

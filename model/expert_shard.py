@@ -5,7 +5,6 @@ Every rank has a part of each expert's inner size. Knows their tensors' names; r
 Shape suffixes as in `rank_weights.py`, R rows of all experts together.
 """
 
-import torch
 from torch import Tensor
 
 from tercet.model.blocks import Experts
@@ -66,6 +65,4 @@ def _router(places: Places, block: str, experts: Experts, hidden: int) -> tuple[
         return router_LD, None
     if paired:  # some files have it in fp32
         places.moves.append(Move(name, (count, hidden), 0, 0, count, router_LD[count:], rest=True))
-    bias_E = torch.empty(count, dtype=torch.float32, device=places.device)
-    places.rows(f"{block}{experts.names.bias}", count, 0, bias_E)
-    return router_LD, bias_E
+    return router_LD, places.numbers(f"{block}{experts.names.bias}", count)

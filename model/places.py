@@ -93,6 +93,12 @@ class Places:
         self.moves.append(Move(f"{name}.weight", (length,), 0, 0, length, into, self._config.norm_shift, factor))
         return into
 
+    def numbers(self, name: str, whole: int, start: int = 0, count: int | None = None) -> Tensor:
+        """Some of a tensor of `whole` numbers, or all, in fp32."""
+        into = torch.empty(whole if count is None else count, dtype=torch.float32, device=self.device)
+        self.rows(name, whole, start, into)
+        return into
+
     def whole(self, name: str, length: int) -> Tensor:
         into = self.empty(length)
         self.rows(name, length, 0, into)

@@ -116,6 +116,8 @@ class LayerWeights:
     post_norm_D: Tensor | None
     mlp: MlpWeights | ExpertWeights | None
     down_norm_D: Tensor | None
+    scale_1: Tensor | None
+    """What the stream is multiplied by at the layer's end, in fp32."""
 
 
 @dataclass(frozen=True)

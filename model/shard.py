@@ -140,6 +140,7 @@ class ShardBuilder:
             post_norm_D=places.norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms and not bare else None,
             mlp=None if bare else self._mlp(prefix, interleaved, many),
             down_norm_D=places.norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
+            scale_1=places.numbers(f"{prefix}layer_scalar", 1) if config.layer_scales else None,
         )
 
     def _first_product(self, prefix: str, heads: Heads, carried: Carried | None) -> Weight:
@@ -191,9 +192,7 @@ class ShardBuilder:
 
     def _sinks(self, prefix: str) -> Tensor:
         num_heads = self.config.num_heads // self.size
-        into = torch.empty(num_heads, dtype=torch.float32, device=self.places.device)
-        self.places.rows(f"{prefix}sinks", self.config.num_heads, self.rank * num_heads, into)
-        return into
+        return self.places.numbers(f"{prefix}sinks", self.config.num_heads, self.rank * num_heads, num_heads)
 
     def _head_rows(self, heads: Heads) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Of q, then of k and v: how many rows there are in all, the first of this rank, and how many it has."""

@@ -16,7 +16,7 @@ from tercet.model.weights import Files
 class _Whole:
     """Its model_type and its language model's, then what serves that: an architecture and a model_type. And what
     transformers assumes of this language model where config.json is silent, unless it is what it always assumes.
-    Last, what it may have instead: by model_type, the architecture that serves it."""
+    Then, what it may have instead: by model_type, the architecture that serves it."""
 
     model_type: str
     text_type: str
@@ -24,6 +24,8 @@ class _Whole:
     served_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
+    caps: bool = False
+    """transformers caps the whole's logits as the language model's."""
 
 
 _QWEN2_VL = {
@@ -51,6 +53,7 @@ _BESIDE_INTERNVIT = {
 }
 WHOLES = {
     "Gemma3ForConditionalGeneration": _Whole("gemma3", "gemma3_text", "Gemma3ForCausalLM", "gemma3_text"),
+    "Gemma4ForConditionalGeneration": _Whole("gemma4", "gemma4_text", "Gemma4ForCausalLM", "gemma4_text", caps=True),
     "InternVLForConditionalGeneration": _Whole(
         "internvl", "qwen2", "Qwen2ForCausalLM", "qwen2", others=_BESIDE_INTERNVIT
     ),
@@ -68,7 +71,8 @@ WHOLES = {
         "qwen3_5_moe", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"
     ),
 }
-_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
+_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vision.")
+_OF_SOUNDS = ("audio_tower.", "embed_audio.")
 _ABOUT_IMAGES = frozenset(
     {
         "vision_config",
@@ -101,7 +105,7 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(text, Mapping) or kind not in kinds:
         wanted = " or ".join(map(repr, kinds))
         raise ValueError(f"config.json: text_config is {text!r}; {architecture} wants one of model_type {wanted}")
-    if text.get("final_logit_softcapping") is not None:  # transformers caps those of the language model alone
+    if not whole.caps and text.get("final_logit_softcapping") is not None:
         raise ValueError(
             f"config.json: final_logit_softcapping is {text['final_logit_softcapping']!r}; supported for "
             f"{architecture}: none"
@@ -116,7 +120,7 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_tensors(whole: Files) -> Files:
-    """Without what looks at images, and by the names of a language model."""
+    """Without what looks at images or listens, and by the names of a language model."""
     names = ((_alone(name), name) for name in whole.shapes())
     return Renamed(whole, {alone: name for alone, name in names if alone is not None})
 
@@ -127,4 +131,4 @@ def _alone(name: str) -> str | None:
         return name.removeprefix("language_model.")
     if name.startswith("model.language_model."):
         return "model." + name.removeprefix("model.language_model.")
-    return None if name.removeprefix("model.").startswith(_OF_IMAGES) else name
+    return None if name.removeprefix("model.").startswith(_OF_IMAGES + _OF_SOUNDS) else name

@@ -21,7 +21,7 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_SEEDS = {"gemma2": 1}
+_SEEDS = {"gemma2": 1, "gemma4": 5}
 """Where the usual one makes a model that repeats itself too often."""
 _CORPUS = [
     "A tercet is a group of three lines of verse. The first line asks, the second answers, and the third goes on.",
@@ -71,6 +71,8 @@ def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # experts are chosen otherwise than they count
                 buffer.uniform_(-0.3, 0.3, generator=generator)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.7, 1.2, generator=generator)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from transformers import (
     Dots1Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GptOssConfig,
@@ -121,6 +122,29 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "final_logit_softcapping": 5.0,
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+            },
+        },
+    ),
+    "gemma4": (
+        Gemma4TextConfig,
+        {
+            "head_dim": 24,
+            "global_head_dim": 40,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 12,
+            "final_logit_softcapping": 5.0,
+            "hidden_size_per_layer_input": 0,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.3,
+                    "rope_theta": 50_000.0,
+                    "factor": 1.5,
+                },
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
             },
         },

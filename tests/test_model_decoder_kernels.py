@@ -28,6 +28,8 @@ from tercet.triton_kernels.sample import sample
         long("granite", False),
         long("gemma2", False),
         ("gemma3", True),
+        ("gemma4", True),
+        long("gemma4", False),
         long("olmo2", False),
         long("mixtral", False),
         long("qwen3-moe", True),

@@ -20,7 +20,7 @@ from launched_kernels import foreign_kernels, launched_kernels
 from plan_driver import GREEDY, Job, RandomMasks, masked_jobs, pack, run_jobs
 from slot_tables import random_table
 from tercet.ipc.step_messages import Adjustments, Draw, Enter, Sampling, Step
-from tercet.model import layers
+from tercet.model import attention
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
@@ -260,11 +260,11 @@ def test_long_prompts_in_one_product_and_apart(monkeypatch: pytest.MonkeyPatch) 
             assert runner.launch(0).wait().min() >= 0
         return before
 
-    monkeypatch.setattr(layers, "matmul_prologue", counted)
+    monkeypatch.setattr(attention, "matmul_prologue", counted)
     cache = cache_of_steps()
     assert calls == [calls[0]] * default.config.num_layers  # of the step with long prompts alone
     assert calls[0] >= 1677
-    monkeypatch.setattr(layers, "can_fuse_prologue", lambda *sizes: False)
+    monkeypatch.setattr(attention, "can_fuse_prologue", lambda *sizes: False)
     apart = cache_of_steps()
     assert calls == []
     # Page 0 is that of padding, which is computed by one and left out by the other.
