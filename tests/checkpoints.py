@@ -21,7 +21,7 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_SEEDS = {"gemma2": 1, "gemma4": 5}
+_SEEDS = {"gemma2": 1}
 """Where the usual one makes a model that repeats itself too often."""
 _CORPUS = [
     "A tercet is a group of three lines of verse. The first line asks, the second answers, and the third goes on.",
@@ -64,6 +64,8 @@ def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
                 gain = 1.0 if "embed_tokens" in name else 4.0
                 deviation = gain / parameter.shape[-1] ** 0.5
                 parameter.normal_(0.0, deviation, generator=generator)
+            elif "layernorm" in name and model.config.model_type.startswith("gemma4"):
+                parameter.uniform_(1.5, 2.5, generator=generator)  # as loud as where one is added to weights
             elif name.endswith("norm.weight"):
                 parameter.uniform_(0.5, 1.5, generator=generator)
             else:

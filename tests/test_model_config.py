@@ -28,7 +28,11 @@ def test_agrees_with_transformers(family: str) -> None:
     ours, theirs = parse_config(read_config_json(path)), AutoConfig.from_pretrained(path)
     assert ours.vocab_size == theirs.vocab_size
     assert ours.num_layers == theirs.num_hidden_layers
-    if ours.latent is None:
+    if family.startswith("gemma4"):
+        heads = [(heads.count, heads.dim) for heads in ours.layer_heads]
+        own = theirs.per_layer_config
+        assert heads == [(own[n].num_key_value_heads, own[n].head_dim) for n in range(ours.num_layers)]
+    elif ours.latent is None:
         assert ours.num_kv_heads == theirs.num_key_value_heads
         assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
     else:
@@ -78,7 +82,7 @@ def test_null_key_value_heads_are_as_many_as_heads(architecture: str, tmp_path: 
 
 @pytest.mark.parametrize(("ending", "names"), [("Model", HEADLESS), ("ForSequenceClassification", CLASSIFIERS)])
 def test_other_heads_are_those_that_transformers_has(ending: str, names: dict[str, str]) -> None:
-    inner = {"Gemma3", "Qwen3_5", "Qwen3_5Moe"}  # of models that also see: what is theirs has longer names
+    inner = {"Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe"}  # of models that also see: what is theirs has longer names
     begin = {name.removesuffix("ForCausalLM") for name in ARCHITECTURES} - inner | {f"{name}Text" for name in inner}
     assert set(names) == {name + ending for name in begin if hasattr(transformers, name + ending)}
 
