@@ -21,8 +21,8 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_SEEDS = {"gemma2": 1}
-"""Where the usual one makes a model that repeats itself too often."""
+_SEEDS = {"gemma2": 1, "gemma4": 1}
+"""Where the usual one makes a model that repeats itself too often, or one that 8 bits round to either side."""
 _CORPUS = [
     "A tercet is a group of three lines of verse. The first line asks, the second answers, and the third goes on.",
     "Every request ends in exactly one terminal message, whatever happens on the way from the client and back.",

@@ -175,6 +175,24 @@ def test_on_the_cpu_they_are_made_at_once() -> None:
     swaps.precede(step(1, swapped=2, epoch=1))
 
 
+def test_layers_that_hold_other_numbers_come_back_too() -> None:
+    device = torch.device("cpu")
+    cache = make_kv_cache(read_config(checkpoint("gemma4")), NUM_PAGES, PAGE, torch.float32, device, 1)
+    page_bytes = sum(block[:, :, 0].nbytes for block in cache.blocks)
+    host = divide(HostMemory(6 * page_bytes + 100, device), cache, None, Group.single(device))
+    assert [layer.shape[2:] for layer in cache.layers] == [(2, PAGE, 24), (1, PAGE, 40)] * 2
+    assert (len(cache.blocks), host.num_pages, host.page_bytes) == (2, 6, page_bytes)
+    for number, layer in enumerate(cache.layers):
+        layer.copy_(torch.randn(layer.shape) + 10 * number)
+    before = [layer.clone() for layer in cache.layers]
+    swaps = Swaps(cache, host, 2)
+    swaps.make(Swap(1, 0, 0, stores=packed(3, 5, 4, 0))).wait()
+    swaps.make(Swap(2, 0, 0, loads=packed(5, 7, 0, 2))).wait()
+    for layer, old in zip(cache.layers, before, strict=True):
+        old[:, 7], old[:, 2] = old[:, 3], old[:, 4]
+        assert torch.equal(layer, old)
+
+
 class OnGpu:
     """Streams that are kept busy."""
 
