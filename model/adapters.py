@@ -91,7 +91,7 @@ class _Product:
 
 def module_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
     """Rows and columns of the linear modules of a layer that an adapter may change, by their names in it."""
-    dense = config.experts_of(layer) is None
+    dense = config.has_mlp(layer)
     return {
         module.name: (module.num_out, module.num_in)
         for product in _products(config, layer, 0, 1, interleaved=False).values()
@@ -139,7 +139,7 @@ def empty_adapters(
 
     return tuple(
         LayerAdapters(**{
-            name: None if name in ("gate_up", "down") and config.experts_of(layer) is not None else place(product)
+            name: None if name in ("gate_up", "down") and not config.has_mlp(layer) else place(product)
             for name, product in _products(config, layer, rank, size, interleaved=interleaved).items()
         })
         for layer in range(config.num_layers)

@@ -24,9 +24,9 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """What a checkpoint calls its experts: their block, each one's matrices (`gate_up` where gate and up rows are in
-    one, in turns; without both it has no gate), what chooses; the MLP that all share, and the bias that the others are
-    chosen with, if it has such."""
+    """What a checkpoint calls its experts: their block, if they have one, each one's matrices (`gate_up` where gate and
+    up rows are in one, in turns; without both it has no gate), what chooses; the MLP that all share, and the bias that
+    the others are chosen with, if it has such."""
 
     block: str
     gate: str = ""
@@ -73,6 +73,9 @@ class Experts:
     clamp: Clamp | None = None
     """How gates are kept within limits; all matrices have biases then, that of what chooses too. None: gates are
     SiLU's, and nothing has a bias."""
+    beside: bool = False
+    """Such a layer has one MLP as well, which reads the same stream. What both make is normed before it is added, and
+    what chooses reads the stream by a norm of its own and scales each expert. Gates are GELU's, as the MLP's."""
     layers: frozenset[int]
     """Which layers have them; others have one MLP."""
     names: ExpertNames

@@ -140,6 +140,11 @@ class ModelConfig:
         """What a layer has in place of one MLP, if it has."""
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has one MLP, alone or beside experts."""
+        many = self.experts_of(layer)
+        return layer not in self.bare_layers and (many is None or many.beside)
+
     def carried_of(self, layer: int) -> Carried | None:
         """What a layer has in place of keys and values, if it has."""
         return self.carried if self.carried is not None and layer in self.carried.layers else None
@@ -229,8 +234,7 @@ class ModelConfig:
     def check_tensor_parallel(self, size: int) -> None:
         """Refuse a number of ranks that the model cannot be cut into."""
         wholes = [("num_attention_heads", self.num_heads)]
-        others = len(self.bare_layers) + (0 if self.experts is None else len(self.experts.layers))
-        if others < self.num_layers:
+        if any(map(self.has_mlp, range(self.num_layers))):
             wholes.append(("intermediate_size", self.intermediate_size))
         if self.experts is not None:
             wholes.append(("the experts' intermediate size", self.experts.intermediate_size))

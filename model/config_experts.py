@@ -9,6 +9,7 @@ from typing import Any
 
 from tercet.model.blocks import Clamp, ExpertNames, Experts
 from tercet.model.config_fields import flag, number, positive
+from tercet.model.config_gemma4 import GEMMA4
 
 _MIXTRAL = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
 _QWEN = ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
@@ -30,8 +31,11 @@ EXPERT_NAMES = {
     "gpt_oss": _GPT_OSS,
     "granitemoehybrid": replace(_QWEN, shared="shared_experts"),
     "nemotron_h": replace(_GLM, gate=""),
+    GEMMA4: replace(_QWEN, block="", router="router.proj"),
 }
 """What the families that have experts call them."""
+_NORMED = ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid", GEMMA4)
+"""Of which weights add up to one, whatever config.json says."""
 _COUNTS = {
     "mixtral": 8,
     "minimax_m2": 256,
@@ -53,6 +57,8 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     """The model's experts, if its family has any."""
     if family not in EXPERT_NAMES or (family == "granitemoehybrid" and config["num_local_experts"] == 0):
         return None
+    if family == GEMMA4 and not flag(config, "enable_moe_block"):
+        return None
     layers, scale = frozenset(range(config["num_hidden_layers"])), 1.0
     size_name, shared = "moe_intermediate_size", 0
     clamp = None
@@ -72,9 +78,10 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     if not layers:
         return None
     size = positive(config, size_name)
-    count, each = _count(config, family), positive(config, "num_experts_per_tok")
+    each_name = "top_k_experts" if family == GEMMA4 else "num_experts_per_tok"
+    count, each = _count(config, family), positive(config, each_name)
     if each > count:
-        raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
+        raise ValueError(f"config.json: {each_name} is {each}; want no more than there are experts ({count})")
     groups, best_groups = _groups(config, family, count, each)
     shared_gated = EXPERT_NAMES[family].shared == "shared_expert"
     if shared_gated:
@@ -87,13 +94,14 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         count=count,
         each=each,
         intermediate_size=size,
-        normed=family in ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid") or flag(config, "norm_topk_prob"),
+        normed=family in _NORMED or flag(config, "norm_topk_prob"),
         scale=scale,
         groups=groups,
         best_groups=best_groups,
         shared=shared,
         shared_gated=shared_gated,
         clamp=clamp,
+        beside=family == GEMMA4,
         layers=layers,
         scored_in_float32=family == "deepseek_v2" or bool(EXPERT_NAMES[family].bias),
         names=EXPERT_NAMES[family],
@@ -162,7 +170,8 @@ def _count(config: Mapping[str, Any], family: str) -> int:
         said = " and ".join(f"{name} is {config[name]}" for name in names)
         raise ValueError(f"config.json: {said}; want one number")
     if not counts and family not in _COUNTS:
-        raise ValueError("config.json: n_routed_experts is missing; want a positive whole number")
+        name = "num_experts" if family == GEMMA4 else "n_routed_experts"
+        raise ValueError(f"config.json: {name} is missing; want a positive whole number")
     return counts.pop() if counts else _COUNTS[family]
 
 

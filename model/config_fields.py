@@ -119,8 +119,7 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "vocab_size_per_layer_input": None,  # of those
         "num_kv_shared_layers": (None, 0),
         "use_double_wide_mlp": None,  # of layers that share keys and values
-        "enable_moe_block": (None, False),
-        **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size")),  # of such blocks
+        **dict.fromkeys(("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size")),
         "use_bidirectional_attention": (None, "vision"),  # of images, which are not served
     },
     "seed_oss": {"attention_out_bias": None},

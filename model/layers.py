@@ -21,13 +21,15 @@ from tercet.model.config import ModelConfig
 from tercet.model.delta_rule import follow_delta_rule
 from tercet.model.experts import go_through_experts
 from tercet.model.latents import attend_to_latents
-from tercet.model.linear import Adapted, Matrix, Pairs
+from tercet.model.linear import Adapted, Matrix, Pairs, linear
 from tercet.model.mamba_rule import follow_mamba
 from tercet.model.parallel import Group
-from tercet.model.rank_weights import ExpertWeights, LayerWeights, Weights
+from tercet.model.rank_weights import BesideWeights, ExpertWeights, LayerWeights, Weights
 from tercet.model.residual import Residual
 from tercet.model.rope import Rope
 from tercet.model.states import LayerState
+from tercet.triton_kernels.add_normed import add_normed
+from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
 from tercet.triton_kernels.prepare import StepInputs
@@ -127,7 +129,27 @@ class Layer:
             gate_up_T2F = residual.read(weights.post_norm_D, gate_up_2FD, mlp.gate_up_bias_2F)
             gated_TF = _ACTIVATIONS[self.config.activation](gate_up_T2F)
         down_DF = self._with_adapters(mlp.down_DF, "down", groups_T)
+        if weights.beside is not None:
+            self._add_both(residual, gated_TF, down_DF, weights.beside)
+            return
         _add(residual, gated_TF, down_DF, mlp.down_bias_D, weights.down_norm_D, weights.scale_1)
+
+    def _add_both(self, residual: Residual, gated_TF: Tensor, down_DF: Matrix, beside: BesideWeights) -> None:
+        """What the MLP makes and what experts beside it make of the same stream, each normed, and their sum as well."""
+        (chosen_by,) = residual.normed(beside.router_norm_D)
+        (read,) = residual.normed(beside.input_norm_D)
+        rows, deterministic, eps = read.count_1, self.deterministic, self.config.rms_norm_eps
+        assert self.config.experts is not None
+        assert self.weights.down_norm_D is not None
+        many_TD = go_through_experts(
+            read.x_TD, rows, weights=beside.experts, experts=self.config.experts, deterministic=deterministic,
+            counts_biases=False, router_TD=chosen_by.x_TD,
+        )  # fmt: skip
+        one_TD = linear(gated_TF, down_DF, None, deterministic=deterministic, rows=rows)
+        one_TD, many_TD = (self.group.all_reduce(part, deterministic=deterministic) for part in (one_TD, many_TD))
+        both_TD = rms_norm(one_TD, beside.mlp_norm_D, eps, rows, deterministic=deterministic)
+        add_normed(many_TD, both_TD, beside.norm_D, eps, rows, deterministic=deterministic)
+        residual.add_whole(both_TD, self.weights.down_norm_D, self.weights.scale_1)
 
     def _with_adapters(self, weight: Weight, product: str, groups_T: RowGroups | None) -> Matrix:
         """A product's matrix and what adapters add, in a step of which some token goes through one."""

@@ -42,10 +42,24 @@ class ExpertWeights:
     router_bias_L: Tensor | None
     bias_E: Tensor | None
     """What is added for the choice alone, of those to choose from, in fp32."""
+    scales_E: Tensor | None
+    """What multiplies how much each of these counts, in fp32."""
     gate_up_E2FD: Weight | ReorderedExperts
     gate_up_bias_E2F: Tensor | None
     down_EDF: Weight | ReorderedExperts
     down_bias_ED: Tensor | None
+
+
+@dataclass(frozen=True)
+class BesideWeights:
+    """Experts beside one MLP, and norms: of the stream for what chooses, in fp32, and for the experts; of what both
+    make."""
+
+    experts: ExpertWeights
+    router_norm_D: Tensor
+    input_norm_D: Tensor
+    norm_D: Tensor
+    mlp_norm_D: Tensor
 
 
 @dataclass(frozen=True)
@@ -115,6 +129,7 @@ class LayerWeights:
     o_norm_D: Tensor | None
     post_norm_D: Tensor | None
     mlp: MlpWeights | ExpertWeights | None
+    beside: BesideWeights | None
     down_norm_D: Tensor | None
     scale_1: Tensor | None
     """What the stream is multiplied by at the layer's end, in fp32."""

@@ -51,23 +51,28 @@ def _reordered_layer(layer: LayerWeights, interleaved: bool) -> LayerWeights:
         delta=layer.delta and _reordered_delta(layer.delta),
         o_DQ=_reordered(layer.o_DQ),
         mlp=layer.mlp and _reordered_mlp(layer.mlp, interleaved),
+        beside=layer.beside and replace(layer.beside, experts=_reordered_experts(layer.beside.experts)),
     )
 
 
 def _reordered_mlp(mlp: MlpWeights | ExpertWeights, interleaved: bool) -> MlpWeights | ExpertWeights:
-    if isinstance(mlp, MlpWeights):
-        gate_up_2FD = mlp.gate_up_2FD if interleaved else _reordered(mlp.gate_up_2FD)
-        return replace(mlp, gate_up_2FD=gate_up_2FD, down_DF=_reordered(mlp.down_DF))
-    in_16_bits = mlp.router_LD.dtype.itemsize == 2  # then its logits may be wanted in fp32
+    if isinstance(mlp, ExpertWeights):
+        return _reordered_experts(mlp)
+    gate_up_2FD = mlp.gate_up_2FD if interleaved else _reordered(mlp.gate_up_2FD)
+    return replace(mlp, gate_up_2FD=gate_up_2FD, down_DF=_reordered(mlp.down_DF))
+
+
+def _reordered_experts(experts: ExpertWeights) -> ExpertWeights:
+    in_16_bits = experts.router_LD.dtype.itemsize == 2  # then its logits may be wanted in fp32
     return replace(
-        mlp,
-        router_LD=mlp.router_LD if in_16_bits else _replaced(mlp.router_LD),
-        gate_up_E2FD=_reordered_experts(mlp.gate_up_E2FD),
-        down_EDF=_reordered_experts(mlp.down_EDF),
+        experts,
+        router_LD=experts.router_LD if in_16_bits else _replaced(experts.router_LD),
+        gate_up_E2FD=_reordered_matrices(experts.gate_up_E2FD),
+        down_EDF=_reordered_matrices(experts.down_EDF),
     )
 
 
-def _reordered_experts(w_ENK: Weight | ReorderedExperts) -> Weight | ReorderedExperts:
+def _reordered_matrices(w_ENK: Weight | ReorderedExperts) -> Weight | ReorderedExperts:
     if not isinstance(w_ENK, Tensor):
         return w_ENK
     experts = reorder_experts(w_ENK)

@@ -119,8 +119,11 @@ class Residual:
         the stream is multiplied by then."""
         bias_D = bias_D if self._group.rank == 0 else None
         update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
-        self._update_TD = self._group.all_reduce(update_TD, deterministic=self._deterministic)
-        self._update_norm_D, self._scale_1 = norm_D, scale_1
+        self.add_whole(self._group.all_reduce(update_TD, deterministic=self._deterministic), norm_D, scale_1)
+
+    def add_whole(self, update_TD: Tensor, norm_D: Tensor, scale_1: Tensor | None) -> None:
+        """The same of an update that is the sum over ranks."""
+        self._update_TD, self._update_norm_D, self._scale_1 = update_TD, norm_D, scale_1
 
     def add_block(self, norm_D: Tensor, block: Callable[[Tensor, Tensor | None], Tensor]) -> None:
         """Add what `block` makes of the normed stream, a part on each rank. It is told how many rows there are."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from tercet.model.blocks import Carried, Delta, Experts, Guesser, Heads, Mamba
 from tercet.model.config import ModelConfig
 from tercet.model.delta_shard import delta_product, delta_weights
-from tercet.model.expert_shard import expert_weights
+from tercet.model.expert_shard import expert_weights, weights_beside
 from tercet.model.latent_shard import first_product, latent_weights
 from tercet.model.mamba_shard import mamba_product, mamba_weights
 from tercet.model.places import Move, Places, Rows
@@ -139,6 +139,7 @@ class ShardBuilder:
             o_norm_D=places.norm(f"{prefix}post_attention_layernorm", hidden) if behind else None,
             post_norm_D=places.norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms and not bare else None,
             mlp=None if bare else self._mlp(prefix, interleaved, many),
+            beside=weights_beside(places, prefix, many, hidden) if many is not None and many.beside else None,
             down_norm_D=places.norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
             scale_1=places.numbers(f"{prefix}layer_scalar", 1) if config.layer_scales else None,
         )
@@ -168,7 +169,7 @@ class ShardBuilder:
     def _mlp(self, layer: str, interleaved: bool, many: Experts | None) -> MlpWeights | ExpertWeights:
         """`layer`: what its tensors' names begin with."""
         config, places, hidden = self.config, self.places, self.config.hidden_size
-        if many is not None:
+        if many is not None and not many.beside:
             return expert_weights(places, layer, many, hidden)
         prefix, gate_up = f"{layer}mlp.", self.gate_up()
         return MlpWeights(

@@ -66,7 +66,7 @@ def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
                 parameter.normal_(0.0, deviation, generator=generator)
             elif "layernorm" in name and model.config.model_type.startswith("gemma4"):
                 parameter.uniform_(1.5, 2.5, generator=generator)  # as loud as where one is added to weights
-            elif name.endswith("norm.weight"):
+            elif name.endswith(("norm.weight", "router.scale", "per_expert_scale")):
                 parameter.uniform_(0.5, 1.5, generator=generator)
             else:
                 parameter.normal_(0.0, 0.5, generator=generator)

@@ -52,6 +52,11 @@ _TEXTS: dict[str, dict[str, Any]] = {
         60, 6, hidden_size=5376, intermediate_size=21504, num_attention_heads=32, num_key_value_heads=16,
         attention_k_eq_v=True, num_global_key_value_heads=4,
     ),
+    "26B-A4B": _text(
+        30, 6, hidden_size=2816, intermediate_size=2112, num_attention_heads=16, num_key_value_heads=8,
+        attention_k_eq_v=True, num_global_key_value_heads=2, enable_moe_block=True, num_experts=128, top_k_experts=8,
+        moe_intermediate_size=704,
+    ),
 }  # fmt: skip
 
 

@@ -35,6 +35,23 @@ def test_the_dense_one(caplog: pytest.LogCaptureFixture) -> None:
         config.check_tensor_parallel(3)
 
 
+def test_the_one_with_experts(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = read("26B-A4B")
+    assert not caplog.text
+    assert config.experts is not None
+    assert (config.experts.count, config.experts.each, config.experts.intermediate_size) == (128, 8, 704)
+    assert (config.experts.normed, config.experts.beside, config.experts.shared) == (True, True, 0)
+    assert config.experts.layers == frozenset(range(30))
+    assert config.has_mlp(3)
+    assert config.intermediate_size == 2112
+    config.check_tensor_parallel(16)
+    with pytest.raises(ValueError, match=r"top_k_experts is 129; want no more than there are experts \(128\)"):
+        read("26B-A4B", top_k_experts=129)
+    with pytest.raises(ValueError, match="num_experts is missing"):
+        read("26B-A4B", num_experts=None)
+
+
 def test_layers_with_other_heads_are_named_one_by_one() -> None:
     """As newer versions of transformers write them."""
     own = {str(layer): {"head_dim": 512, "num_key_value_heads": 4} for layer in range(5, 60, 6)}
