@@ -196,6 +196,7 @@ def _products(config: ModelConfig, layer: int, rank: int, size: int, *, interlea
     """Of a layer, by their names in `LayerAdapters`."""
     builder = ShardBuilder(config, rank, size, torch.float32, torch.device("meta"), {})
     heads = config.layer_heads[layer]
+    mlp_size = config.mlp_size(heads)
     hidden, name, attended = config.hidden_size, "self_attn.o_proj", config.attended_dim(heads)
     first: dict[str, _Product] = {}
     if (delta := config.carried_of(layer)) is not None:
@@ -208,8 +209,10 @@ def _products(config: ModelConfig, layer: int, rank: int, size: int, *, interlea
         first["qkv"] = _stacked(config, "self_attn.", builder.qkv(heads), in_turns=False)
     return first | {
         "o": _of_columns(name, hidden, attended, rank, size),
-        "gate_up": _stacked(config, "mlp.", builder.gate_up(), in_turns=interleaved and config.gates_in_product),
-        "down": _of_columns("mlp.down_proj", hidden, config.intermediate_size, rank, size),
+        "gate_up": _stacked(
+            config, "mlp.", builder.gate_up(mlp_size), in_turns=interleaved and config.gates_in_product
+        ),
+        "down": _of_columns("mlp.down_proj", hidden, mlp_size, rank, size),
     }
 
 

@@ -19,6 +19,7 @@ from tercet.model.linear import Adapted, Matrix, linear
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import LayerWeights
 from tercet.model.residual import Residual
+from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.attention_reference import Scoring
@@ -27,6 +28,7 @@ from tercet.triton_kernels.latent_attention import LatentPrefill
 from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prologue
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
+from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.sigmoid_gate import gate_by_sigmoid
 
 
@@ -57,7 +59,10 @@ class Attention:
         num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B) * inputs.tries
         # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.
         first = num_decodes if isinstance(plan.decode.get(kind), FusedPlan) else 0
-        if not isinstance(qkv_ND, Adapted) and self._ends_in_prologue(num_tokens - first, kv):
+        if self.heads.borrowed:
+            qkv_TN = residual.read(weights.input_norm_D, qkv_ND, weights.qkv_bias_N)
+            q_THD = self._queries_alone(qkv_TN, inputs)
+        elif not isinstance(qkv_ND, Adapted) and self._ends_in_prologue(num_tokens - first, kv):
             qkv_TN, q_THD = self._project_heads(residual, inputs, kv, first)
         else:
             qkv_TN = residual.read(weights.input_norm_D, qkv_ND, weights.qkv_bias_N)
@@ -161,6 +166,15 @@ class Attention:
             first,
             norm_values=self.config.value_norm,
         )
+
+    def _queries_alone(self, q_TH: Tensor, inputs: StepInputs) -> Tensor:
+        """Where keys and values are another layer's, and in the cache."""
+        assert self.weights.q_norm_H is not None
+        eps, deterministic = self.config.rms_norm_eps, self.deterministic
+        q_THD = q_TH.view(len(q_TH), self._num_heads, self.heads.dim)
+        q_THD = rms_norm(q_THD, self.weights.q_norm_H, eps, deterministic=deterministic)
+        rotary(q_THD, q_THD[:, :0], *self._turns(inputs))
+        return q_THD
 
     def _attend_decodes(
         self, qkv_TN: Tensor, q_THD: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor,

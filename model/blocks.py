@@ -16,6 +16,8 @@ class Heads:
     """Numbers of a head, and of one of queries."""
     keys_are_values: bool = False
     """Values are what the product for keys makes, before it is normed and turned; else they have one of their own."""
+    borrowed: bool = False
+    """They are those of the last layer ahead with the same window that has its own. This one makes none."""
 
     def of_rank(self, size: int) -> int:
         """How many one of several ranks has. With fewer than ranks, neighbours have the same one."""
@@ -168,6 +170,21 @@ class Mamba(Carried):
     conv_bias: bool
     time_steps: tuple[float, float]
     """The least and the most that a token's may be."""
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What each layer is told of a token beside the stream."""
+
+    size: int
+    """Numbers for one layer."""
+    count: int
+    """Layers that the checkpoint has such numbers for."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token, for all layers."""
+        return self.size * self.count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from tercet.ipc.answers import Classifier
-from tercet.model.blocks import Carried, Delta, Experts, Guesser, Heads, Latent, Mamba
+from tercet.model.blocks import Carried, Delta, Experts, Guesser, Heads, Latent, LayerInputs, Mamba
 from tercet.model.rope import Rope
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -96,6 +96,10 @@ class ModelConfig:
     experts: Experts | None = None
     bare_layers: frozenset[int] = frozenset()
     """Which have nothing in the place of an MLP."""
+    wide_mlps: bool = False
+    """Those of layers whose keys and values are borrowed are twice as wide as `intermediate_size`."""
+    layer_inputs: LayerInputs | None = None
+    """What layers are told of each token, which they add at their end."""
     guessing_layers: int = 0
     """Which the checkpoint has behind the last: they guess further tokens."""
     guesser: Guesser | None = None
@@ -149,9 +153,13 @@ class ModelConfig:
         """What a layer has in place of keys and values, if it has."""
         return self.carried if self.carried is not None and layer in self.carried.layers else None
 
+    def mlp_size(self, heads: Heads) -> int:
+        """Of a layer with such keys and values."""
+        return self.intermediate_size * (2 if self.wide_mlps and heads.borrowed else 1)
+
     @property
     def num_caching_layers(self) -> int:
-        """Layers that have keys and values, or latents, in the cache; the one that guesses has its own behind them."""
+        """Layers that attend to keys and values, or latents, in the cache; the one that guesses has its own behind."""
         return self.num_layers - (0 if self.carried is None else len(self.carried.layers))
 
     @property
@@ -180,14 +188,31 @@ class ModelConfig:
         return self.num_heads * (heads.dim if self.latent is None else self.latent.value)
 
     def cache_shapes(self, num_pages: int, page_size: int, tp_size: int) -> list[CacheShape]:
-        """Of each layer that has something in the cache, in their order, on each rank; latents are their own values."""
+        """Of each layer that puts something into the cache, in their order, on each rank; latents are their own
+        values."""
         if self.latent is not None:
             of_each = 1, num_pages, 1, page_size, self.latent.dim
             return [of_each] * (self.num_caching_layers + self.guesses)
-        caching = [heads for layer, heads in enumerate(self.layer_heads) if self.carried_of(layer) is None]
-        if self.guesses:
-            caching.append(self.heads)
+        caching = [heads for heads, _ in self._caching_heads if not heads.borrowed]
         return [(2, num_pages, heads.of_rank(tp_size), page_size, heads.dim) for heads in caching]
+
+    @property
+    def cache_places(self) -> list[int]:
+        """Of each layer that attends, and the one that guesses, which of `cache_shapes` is what it attends to."""
+        places: list[int] = []
+        own: dict[int, int] = {}
+        for heads, window in self._caching_heads:
+            if not heads.borrowed:
+                own[window] = len(set(places))
+            places.append(own[window])
+        return places
+
+    @property
+    def _caching_heads(self) -> list[tuple[Heads, int]]:
+        """And their windows."""
+        layers = [layer for layer in range(self.num_layers) if self.carried_of(layer) is None]
+        own = [(self.layer_heads[layer], self.layer_windows[layer]) for layer in layers]
+        return own + [(self.heads, 0)] * self.guesses
 
     @property
     def gates_in_product(self) -> bool:

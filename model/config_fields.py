@@ -115,10 +115,8 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "hidden_activation": ("gelu_pytorch_tanh",),
         "final_logit_softcapping": None,
         **dict.fromkeys(("per_layer_config", "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v")),
-        "hidden_size_per_layer_input": (0,),
-        "vocab_size_per_layer_input": None,  # of those
-        "num_kv_shared_layers": (None, 0),
-        "use_double_wide_mlp": None,  # of layers that share keys and values
+        **dict.fromkeys(("hidden_size_per_layer_input", "vocab_size_per_layer_input")),
+        **dict.fromkeys(("num_kv_shared_layers", "use_double_wide_mlp")),
         **dict.fromkeys(("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size")),
         "use_bidirectional_attention": (None, "vision"),  # of images, which are not served
     },

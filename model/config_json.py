@@ -18,7 +18,7 @@ from tercet.model.config_defaults import CLASSIFIERS, FAMILIES, HEADLESS, OTHER_
 from tercet.model.config_delta import delta
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
-from tercet.model.config_gemma4 import GEMMA4, layer_heads
+from tercet.model.config_gemma4 import GEMMA4, layer_heads, layer_inputs
 from tercet.model.config_guesser import guesser
 from tercet.model.config_latents import latent, share_of_head
 from tercet.model.config_mamba import mamba
@@ -124,6 +124,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         carried=delta(config, family) or mamba(config, family),
         experts=many,
         bare_layers=frozenset(config.get("bare_layers", ())),
+        wide_mlps=family == GEMMA4 and flag(config, "use_double_wide_mlp"),
+        layer_inputs=layer_inputs(config, family),
         guessing_layers=guessing_layers,
         guesser=guesser(
             family, num_layers, guessing_layers, has_experts=many is not None and num_layers - 1 in many.layers

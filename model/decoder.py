@@ -21,6 +21,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.head import Head
 from tercet.model.joined_residual import JoinedResidual
+from tercet.model.layer_inputs import Told, layer_inputs
 from tercet.model.layers import make_layers
 from tercet.model.padded_shapes import SHORT_ROWS, Shapes
 from tercet.model.parallel import Group
@@ -181,10 +182,8 @@ class Decoder:
         next. Graph-safe: fixed shapes give fixed launches.
         """
         tables = inputs, kv_cache, page_table_SM, states
-        residual, attended_TH = self._attend_in_last(
-            *tables, whole=False, longest=longest, deep=deep, begin=begin, hear=hear
-        )
-        return self._rows(residual, attended_TH, inputs)
+        last = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep, begin=begin, hear=hear)
+        return self._rows(*last, inputs)
 
     @torch.inference_mode()
     def forward_whole(
@@ -193,9 +192,9 @@ class Decoder:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The same, and hidden states of all tokens: [T, D]. To the bit, but on several ranks in default mode."""
         tables = inputs, kv_cache, page_table_SM, states
-        residual, attended_TH = self._attend_in_last(*tables, whole=True, deep=deep, hear=hear)
-        hidden_RD = self._rows(residual, attended_TH, inputs)
-        self._layers[-1].add(residual, attended_TH, inputs.groups_T)
+        residual, attended_TH, told = self._attend_in_last(*tables, whole=True, deep=deep, hear=hear)
+        hidden_RD = self._rows(residual, attended_TH, told, inputs)
+        self._layers[-1].add(residual, attended_TH, inputs.groups_T, told)
         return hidden_RD, residual.end()
 
     @torch.inference_mode()
@@ -220,8 +219,9 @@ class Decoder:
         self, inputs: StepInputs, kv_cache: Sequence[Tensor], page_table_SM: Tensor, states: States | None, *,
         whole: bool, longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None,
         hear: Hear | None = None,
-    ) -> tuple[Residual, Tensor]:  # fmt: skip
-        """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
+    ) -> tuple[Residual, Tensor, Told | None]:  # fmt: skip
+        """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens. And
+        what it is told beside."""
         plan = AttentionPlan.of_step(
             inputs, self._attending(kv_cache), page_table_SM, num_heads=self._num_heads,
             deterministic=self.deterministic, longest=longest, deep=deep, fuses=self._fuses, latent=self.config.latent,
@@ -231,6 +231,10 @@ class Decoder:
         images, ids_T = inputs.image_rows, inputs.input_ids_T
         if images is not None:
             place_image_rows(beginning.stream_TD, ids_T, images.stream_TD, add=False)
+        told_TX = None if self.weights.inputs is None else layer_inputs(
+            ids_T, beginning.stream_TD, self.weights.inputs, self.group, self.config.rms_norm_eps,
+            deterministic=self.deterministic,
+        )  # fmt: skip
         residual = self._residual(beginning, inputs, whole=whole)
         for index, (layer, place) in enumerate(
             zip(self._layers, held_by_layers(self.config, kv_cache, states), strict=True)
@@ -242,16 +246,18 @@ class Decoder:
             attended_TH = layer.attend(residual, inputs, page_table_SM, place, plan, last_queries=last_queries)
             if hear is not None:
                 hear(index, residual.ahead_of_layer)
+            told = None if told_TX is None else Told(told_TX, index)
             if not is_last:
-                layer.add(residual, attended_TH, inputs.groups_T)
-        return residual, attended_TH
+                layer.add(residual, attended_TH, inputs.groups_T, told)
+        return residual, attended_TH, told
 
-    def _rows(self, residual: Residual, attended_TH: Tensor, inputs: StepInputs) -> Tensor:
+    def _rows(self, residual: Residual, attended_TH: Tensor, told: Told | None, inputs: StepInputs) -> Tensor:
         """The end of the last layer for the rows alone."""
         if inputs.chunk_slots_C.shape[0]:  # else each token is a row
             rows_R = inputs.sample_rows_R
             residual, attended_TH = residual.of_rows(rows_R), embedding(rows_R, attended_TH)
-        self._layers[-1].add(residual, attended_TH, inputs.groups_R)
+            told = told and told._replace(rows_R=rows_R)
+        self._layers[-1].add(residual, attended_TH, inputs.groups_R, told)
         return residual.end()
 
     def _residual(self, beginning: Beginning, inputs: StepInputs, *, whole: bool) -> Residual:

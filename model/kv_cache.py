@@ -34,7 +34,7 @@ class KvCache:
     """Of one rank. A page is as many tokens in every layer, whatever a layer holds of them."""
 
     layers: tuple[Tensor, ...]
-    """Of each layer that has a part of it: [k/v, page, kv head, token, dim]."""
+    """Of each layer that attends, what it attends to: [k/v, page, kv head, token, dim]."""
     blocks: tuple[Tensor, ...]
     """The same memory, to be copied: of the layers that hold as much, [layer, k/v, page, kv head, token, dim]."""
 
@@ -71,8 +71,9 @@ def make_kv_cache(
     """Zeros: a page holds numbers before it holds keys."""
     shapes = config.cache_shapes(num_pages, page_size, tp_size)
     blocks = {shape: _zeros((count, *shape), dtype, device) for shape, count in Counter(shapes).items()}
-    layers = {shape: iter(block) for shape, block in blocks.items()}
-    return KvCache(tuple(next(layers[shape]) for shape in shapes), tuple(blocks.values()))
+    left = {shape: iter(block) for shape, block in blocks.items()}
+    own = [next(left[shape]) for shape in shapes]
+    return KvCache(tuple(own[place] for place in config.cache_places), tuple(blocks.values()))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

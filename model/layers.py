@@ -21,6 +21,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.delta_rule import follow_delta_rule
 from tercet.model.experts import go_through_experts
 from tercet.model.latents import attend_to_latents
+from tercet.model.layer_inputs import Told, let_through
 from tercet.model.linear import Adapted, Matrix, Pairs, linear
 from tercet.model.mamba_rule import follow_mamba
 from tercet.model.parallel import Group
@@ -101,8 +102,18 @@ class Layer:
         mamba, eps = config.carried.of_rank(self.group.size), config.rms_norm_eps
         return follow_mamba(x_TN, inputs, state, mamba=mamba, weights=weights.mamba, eps=eps, group=self.group)
 
-    def add(self, residual: Residual, attended_TH: Tensor, groups_T: RowGroups | None = None) -> None:
-        """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP."""
+    def add(
+        self, residual: Residual, attended_TH: Tensor, groups_T: RowGroups | None = None, told: Told | None = None
+    ) -> None:
+        """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP; and what
+        it makes of what it is told beside."""
+        self._add_blocks(residual, attended_TH, groups_T)
+        if (inputs := self.weights.inputs) is not None:
+            assert told is not None
+            update_TD = let_through(residual.whole(), told, inputs, deterministic=self.deterministic)
+            residual.add_whole(update_TD, inputs.norm_D, self.weights.scale_1)
+
+    def _add_blocks(self, residual: Residual, attended_TH: Tensor, groups_T: RowGroups | None) -> None:
         weights = self.weights
         o_DQ = self._with_adapters(weights.o_DQ, "o", groups_T)
         _add(residual, attended_TH, o_DQ, weights.o_bias_D, weights.o_norm_D)
@@ -132,7 +143,7 @@ class Layer:
         if weights.beside is not None:
             self._add_both(residual, gated_TF, down_DF, weights.beside)
             return
-        _add(residual, gated_TF, down_DF, mlp.down_bias_D, weights.down_norm_D, weights.scale_1)
+        _add(residual, gated_TF, down_DF, mlp.down_bias_D, weights.down_norm_D, self._scale_of_blocks)
 
     def _add_both(self, residual: Residual, gated_TF: Tensor, down_DF: Matrix, beside: BesideWeights) -> None:
         """What the MLP makes and what experts beside it make of the same stream, each normed, and their sum as well."""
@@ -149,7 +160,12 @@ class Layer:
         one_TD, many_TD = (self.group.all_reduce(part, deterministic=deterministic) for part in (one_TD, many_TD))
         both_TD = rms_norm(one_TD, beside.mlp_norm_D, eps, rows, deterministic=deterministic)
         add_normed(many_TD, both_TD, beside.norm_D, eps, rows, deterministic=deterministic)
-        residual.add_whole(both_TD, self.weights.down_norm_D, self.weights.scale_1)
+        residual.add_whole(both_TD, self.weights.down_norm_D, self._scale_of_blocks)
+
+    @property
+    def _scale_of_blocks(self) -> Tensor | None:
+        """The layer's, where nothing comes behind them."""
+        return self.weights.scale_1 if self.weights.inputs is None else None
 
     def _with_adapters(self, weight: Weight, product: str, groups_T: RowGroups | None) -> Matrix:
         """A product's matrix and what adapters add, in a step of which some token goes through one."""

@@ -33,7 +33,8 @@ def reordered_for_cpu(weights: Weights) -> Weights:
     lm_head_VD = reorder_for_cpu(weights.lm_head_VD) if tied else _replaced(weights.lm_head_VD)
     if guesser is not None:
         guesser = _reordered_guesser(guesser, weights.interleaved)
-    return replace(weights, layers=layers, lm_head_VD=lm_head_VD, guesser=guesser)
+    inputs = weights.inputs and replace(weights.inputs, made_XD=_reordered(weights.inputs.made_XD))
+    return replace(weights, layers=layers, lm_head_VD=lm_head_VD, guesser=guesser, inputs=inputs)
 
 
 def _reordered_guesser(guesser: GuesserWeights | EagleWeights, interleaved: bool) -> GuesserWeights | EagleWeights:
@@ -44,8 +45,12 @@ def _reordered_guesser(guesser: GuesserWeights | EagleWeights, interleaved: bool
 
 
 def _reordered_layer(layer: LayerWeights, interleaved: bool) -> LayerWeights:
+    inputs = layer.inputs
+    if inputs is not None:
+        inputs = replace(inputs, gate_PD=_reordered(inputs.gate_PD), out_DP=_reordered(inputs.out_DP))
     return replace(
         layer,
+        inputs=inputs,
         qkv_ND=_reordered(layer.qkv_ND),
         latent=layer.latent and _reordered_latent(layer.latent),
         delta=layer.delta and _reordered_delta(layer.delta),

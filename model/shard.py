@@ -11,14 +11,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tercet.model.blocks import Carried, Delta, Experts, Guesser, Heads, Mamba
+from tercet.model.blocks import Carried, Delta, Experts, Guesser, Heads, LayerInputs, Mamba
 from tercet.model.config import ModelConfig
 from tercet.model.delta_shard import delta_product, delta_weights
 from tercet.model.expert_shard import expert_weights, weights_beside
 from tercet.model.latent_shard import first_product, latent_weights
 from tercet.model.mamba_shard import mamba_product, mamba_weights
 from tercet.model.places import Move, Places, Rows
-from tercet.model.rank_weights import ExpertWeights, GuesserWeights, LayerWeights, MlpWeights, Weights
+from tercet.model.rank_weights import (
+    ExpertWeights,
+    GuesserWeights,
+    InputWeights,
+    LayerInputWeights,
+    LayerWeights,
+    MlpWeights,
+    Weights,
+)
 from tercet.model.scaled_rows import Kept
 from tercet.model.score_head import rows_of_head
 from tercet.triton_kernels.scaled_weight import Weight
@@ -90,7 +98,26 @@ class ShardBuilder:
         lm_head_VD = embedding_VD if tied else self.vocabulary(LM_HEAD)
         score = rows_of_head(self.config, EMBEDDING if tied else LM_HEAD)
         guesser = None if (one := self.config.guesser_read) is None else self._guesser(one, interleaved)
-        return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved, self._score(score), guesser)
+        rest = self._score(score), guesser, self._inputs()
+        return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved, *rest)
+
+    def _inputs(self) -> InputWeights | None:
+        if (told := self.config.layer_inputs) is None:
+            return None
+        places, hidden = self.places, self.config.hidden_size
+        return InputWeights(
+            table_VX=self.vocabulary("model.embed_tokens_per_layer.weight", told.width),
+            made_XD=places.stacked([("model.per_layer_model_projection.weight", told.width, 0, told.width)], hidden),
+            norm_P=places.numbers("model.per_layer_projection_norm.weight", told.size, factor=0.5**0.5),
+        )
+
+    def _layer_inputs(self, prefix: str, told: LayerInputs) -> LayerInputWeights:
+        places, hidden = self.places, self.config.hidden_size
+        return LayerInputWeights(
+            gate_PD=places.stacked([(f"{prefix}per_layer_input_gate.weight", told.size, 0, told.size)], hidden),
+            out_DP=places.stacked([(f"{prefix}per_layer_projection.weight", hidden, 0, hidden)], told.size),
+            norm_D=places.norm(f"{prefix}post_per_layer_input_norm", hidden),
+        )
 
     def _score(self, rows: Sequence[tuple[str, int, int]]) -> Tensor | None:
         score_LD = torch.empty(len(rows), self.config.hidden_size, dtype=torch.float64, device="cpu")
@@ -126,7 +153,7 @@ class ShardBuilder:
             qkv_ND=self._first_product(attention, heads, carried),
             qkv_bias_N=self._stacked_biases(attention, self.qkv(heads)) if config.qkv_bias else None,
             q_norm_H=places.norm(f"{attention}q_norm", heads.dim) if heads_normed else None,
-            k_norm_H=places.norm(f"{attention}k_norm", heads.dim) if heads_normed else None,
+            k_norm_H=places.norm(f"{attention}k_norm", heads.dim) if heads_normed and not heads.borrowed else None,
             qk_norm_J=self._wide_qk_norm(attention, heads) if config.wide_qk_norm else None,
             sinks_H=self._sinks(attention) if config.sinks else None,
             latent=latent_weights(places, config, attention) if config.latent else None,
@@ -138,8 +165,9 @@ class ShardBuilder:
             o_bias_D=places.whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
             o_norm_D=places.norm(f"{prefix}post_attention_layernorm", hidden) if behind else None,
             post_norm_D=places.norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms and not bare else None,
-            mlp=None if bare else self._mlp(prefix, interleaved, many),
+            mlp=None if bare else self._mlp(prefix, interleaved, many, config.mlp_size(heads)),
             beside=weights_beside(places, prefix, many, hidden) if many is not None and many.beside else None,
+            inputs=self._layer_inputs(prefix, config.layer_inputs) if config.layer_inputs else None,
             down_norm_D=places.norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
             scale_1=places.numbers(f"{prefix}layer_scalar", 1) if config.layer_scales else None,
         )
@@ -166,22 +194,24 @@ class ShardBuilder:
         middle = [(f"{prefix}{part.name}_proj.weight", part.whole, part.start, part.count) for part in others]
         return [*kinds[0], *middle, *kinds[1]]
 
-    def _mlp(self, layer: str, interleaved: bool, many: Experts | None) -> MlpWeights | ExpertWeights:
-        """`layer`: what its tensors' names begin with."""
+    def _mlp(self, layer: str, interleaved: bool, many: Experts | None, size: int) -> MlpWeights | ExpertWeights:
+        """`layer`: what its tensors' names begin with; `size`: of one MLP, of all ranks."""
         config, places, hidden = self.config, self.places, self.config.hidden_size
         if many is not None and not many.beside:
             return expert_weights(places, layer, many, hidden)
-        prefix, gate_up = f"{layer}mlp.", self.gate_up()
+        prefix, gate_up = f"{layer}mlp.", self.gate_up(size)
         return MlpWeights(
             gate_up_2FD=self._stacked(prefix, gate_up, hidden, in_turns=interleaved),
             gate_up_bias_2F=self._stacked_biases(prefix, gate_up) if config.mlp_bias else None,
-            down_DF=places.columns(f"{prefix}down_proj.weight", hidden, config.intermediate_size),
+            down_DF=places.columns(f"{prefix}down_proj.weight", hidden, size),
             down_bias_D=places.whole(f"{prefix}down_proj.bias", hidden) if config.mlp_bias else None,
         )
 
     def qkv(self, heads: Heads) -> Stack:
         """Where keys are values too, their rows are there twice: it is few rows, and no kernel need know of it."""
         query, kv = self._head_rows(heads)
+        if heads.borrowed:
+            return Stack("q", (Part("q", *query),))
         return Stack("qkv", (Part("q", *query), Part("k", *kv), Part("k" if heads.keys_are_values else "v", *kv)))
 
     def _wide_qk_norm(self, prefix: str, heads: Heads) -> Tensor:
@@ -202,8 +232,8 @@ class ShardBuilder:
         kv_start = self.rank * heads.count // self.size * dim
         return (num_heads * dim, self.rank * query, query), (heads.count * dim, kv_start, kv)
 
-    def gate_up(self) -> Stack:
-        whole = self.config.intermediate_size
+    def gate_up(self, whole: int) -> Stack:
+        """`whole`: the MLP's size."""
         rows = whole, self.rank * (whole // self.size), whole // self.size
         up = Part("up", *rows)
         return Stack("up", (up,)) if self.config.activation == "relu2" else Stack("gate_up", (Part("gate", *rows), up))
@@ -234,12 +264,12 @@ class ShardBuilder:
             first += part.count
             above += part.whole
 
-    def vocabulary(self, name: str) -> Tensor:
-        """This rank's rows, and behind the last rank's zeros."""
+    def vocabulary(self, name: str, width: int | None = None) -> Tensor:
+        """This rank's rows, and behind the last rank's zeros. `width`: numbers of a row; None: of the stream's."""
         config = self.config
         rows = config.vocab_per_rank(self.size)
         start = min(self.rank * rows, config.vocab_size)
         stop = min(start + rows, config.vocab_size)
-        into = torch.zeros(rows, config.hidden_size, dtype=self.places.dtype, device=self.places.device)
+        into = torch.zeros(rows, width or config.hidden_size, dtype=self.places.dtype, device=self.places.device)
         self.places.rows(name, config.vocab_size, start, into[: stop - start])
         return into

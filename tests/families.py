@@ -152,6 +152,19 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         Gemma4TextConfig,
         {**_GEMMA4, "enable_moe_block": True, "num_experts": 7, "top_k_experts": 3, "moe_intermediate_size": 40},
     ),
+    "gemma4-told": (
+        Gemma4TextConfig,
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "attention_k_eq_v": False,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "hidden_size_per_layer_input": 12,
+        },
+    ),
     "olmo2": (Olmo2Config, {}),
     "olmo3": (
         Olmo3Config,

@@ -63,8 +63,9 @@ class Sequences:
         config, size = self.decoder.config, self.decoder.group.size
         pages_each = 8
         num_pages = 1 + self.count * pages_each
-        self.cache = [torch.full(shape, float("nan")) for shape in config.cache_shapes(num_pages, PAGE, size)]
-        for layer in self.cache:
+        own = [torch.full(shape, float("nan")) for shape in config.cache_shapes(num_pages, PAGE, size)]
+        self.cache = [own[place] for place in config.cache_places]
+        for layer in own:
             layer[:, 0] = 0  # padding writes to page 0
         self.states = make_states(config, self.count, torch.float32, CPU, size)
         if self.states is not None:

@@ -98,7 +98,7 @@ group.close()
 """
 
 
-ON_TWO = ["llama-bias-tied", "smollm2", "phi3", "granite", "gemma2", "gemma3", "gemma4", "olmo2"]
+ON_TWO = ["llama-bias-tied", "smollm2", "phi3", "granite", "gemma2", "gemma3", "gemma4", "gemma4-told", "olmo2"]
 WITH_EXPERTS = ["mixtral", "gemma4-moe", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2", "gpt-oss"]
 WITH_LATENTS = ["deepseek-v2-groups", "glm4-moe-lite"]
 WITH_STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "granite-h-dense", "nemotron-h"]

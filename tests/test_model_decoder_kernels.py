@@ -30,6 +30,8 @@ from tercet.triton_kernels.sample import sample
         ("gemma3", True),
         ("gemma4", True),
         long("gemma4", False),
+        ("gemma4-told", True),
+        long("gemma4-told", False),
         ("gemma4-moe", False),
         long("gemma4-moe", True),
         long("olmo2", False),

@@ -31,7 +31,7 @@ _EARS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe"])
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe", "gemma4-told"])
 def test_logits_are_those_of_the_whole(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kind, settings = FAMILIES[family]
     text = kind(**{**SHAPE, **settings})
