@@ -57,6 +57,16 @@ _TEXTS: dict[str, dict[str, Any]] = {
         attention_k_eq_v=True, num_global_key_value_heads=2, enable_moe_block=True, num_experts=128, top_k_experts=8,
         moe_intermediate_size=704,
     ),
+    "E2B": _text(
+        35, 5, hidden_size=1536, intermediate_size=6144, num_attention_heads=8, num_key_value_heads=1,
+        hidden_size_per_layer_input=256, num_kv_shared_layers=20, use_double_wide_mlp=True, sliding_window=512,
+        max_position_embeddings=131072, use_bidirectional_attention=None,
+    ),
+    "E4B": _text(
+        42, 6, hidden_size=2560, intermediate_size=10240, num_attention_heads=8, num_key_value_heads=2,
+        hidden_size_per_layer_input=256, num_kv_shared_layers=18, sliding_window=512, max_position_embeddings=131072,
+        use_bidirectional_attention=None,
+    ),
 }  # fmt: skip
 
 

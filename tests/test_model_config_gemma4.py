@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gemma4_fields import whole
-from tercet.model.blocks import Heads
+from tercet.model.blocks import Heads, LayerInputs
 from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config
 from tercet.model.text_part import text_part_of
@@ -52,6 +52,32 @@ def test_the_one_with_experts(caplog: pytest.LogCaptureFixture) -> None:
         read("26B-A4B", num_experts=None)
 
 
+@pytest.mark.parametrize(("name", "first", "twice"), [("E2B", 15, True), ("E4B", 24, False)])
+def test_the_small_ones(name: str, first: int, twice: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = read(name)
+    assert not caplog.text
+    count = config.num_kv_heads
+    assert [heads.borrowed for heads in config.layer_heads] == [layer >= first for layer in range(config.num_layers)]
+    assert {(heads.count, heads.dim, heads.keys_are_values) for heads in config.layer_heads} == {
+        (count, 256, False), (count, 512, False)
+    }  # fmt: skip
+    # What is borrowed is the last layer's of its kind.
+    last_far = max(layer for layer in range(first) if not config.layer_windows[layer])
+    last_near = max(layer for layer in range(first) if config.layer_windows[layer])
+    assert config.cache_places == [
+        layer if layer < first else last_near if window else last_far
+        for layer, window in enumerate(config.layer_windows)
+    ]
+    num_far = sum(not window for window in config.layer_windows[:first])
+    numbers = count * ((first - num_far) * 256 + num_far * 512)
+    assert config.kv_bytes_per_page(64, torch.bfloat16, 1) == 2 * 2 * 64 * numbers
+    assert [config.mlp_size(heads) for heads in config.layer_heads[first - 1 : first + 1]] == [
+        config.intermediate_size, config.intermediate_size * (2 if twice else 1)
+    ]  # fmt: skip
+    assert config.layer_inputs == LayerInputs(256, config.num_layers)
+
+
 def test_layers_with_other_heads_are_named_one_by_one() -> None:
     """As newer versions of transformers write them."""
     own = {str(layer): {"head_dim": 512, "num_key_value_heads": 4} for layer in range(5, 60, 6)}
@@ -76,6 +102,11 @@ def test_silence() -> None:
     ("text", "said"),
     [
         ({"layer_types": ["sliding_attention"] * 60}, "layer_types ends with 'sliding_attention'"),
+        ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1; want a whole number"),
+        ({"num_kv_shared_layers": 60}, "num_kv_shared_layers is 60; want fewer than there are layers"),
+        ({"num_kv_shared_layers": 55}, "num_kv_shared_layers is 55; want fewer than there are layers, ahead of which"),
+        ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input is 9;"),
+        ({"hidden_size_per_layer_input": -8}, "hidden_size_per_layer_input is -8; want a positive whole number"),
         ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
         ({"per_layer_config": {"full_attention": {"head_dim": 3}}}, "want an object with numbers of layers"),

@@ -1,17 +1,21 @@
 """Gemma 4's language model inside a checkpoint that also sees and hears: the logits that transformers makes of it."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Gemma4Config
 
-from checkpoints import random_prompts, randomize
+from checkpoints import checkpoint, random_prompts, randomize
 from families import FAMILIES, SHAPE
+from loaded_weights import load, weight_list
 from paged_sequences import CPU, Sequences, make_decoder
 from tercet.model.load import open_for
+from tercet.triton_kernels.widen import plain
 
 _EYES: dict[str, Any] = {
     "hidden_size": 32,
@@ -29,6 +33,23 @@ _EARS: dict[str, Any] = {
     "subsampling_conv_channels": [4, 4],
     "output_proj_dims": 16,
 }
+
+
+def test_keys_and_values_that_nobody_reads_are_left_in_the_file(tmp_path: Path) -> None:
+    """Public files have them for layers that borrow those of others."""
+    tensors = load_file(checkpoint("gemma4-told") / "model.safetensors")
+    assert "model.layers.3.self_attn.k_proj.weight" not in tensors
+    names = ("k_proj", "v_proj", "k_norm")
+    own = {name: tensors[f"model.layers.1.self_attn.{name}.weight"] for name in names}
+    more = {f"model.layers.3.self_attn.{name}.weight": tensor.clone() for name, tensor in own.items()}
+    save_file(tensors | more, tmp_path / "model.safetensors")
+    shutil.copy(checkpoint("gemma4-told") / "config.json", tmp_path)
+    for ours, theirs in zip(weight_list(load(tmp_path)), weight_list(load(checkpoint("gemma4-told"))), strict=True):
+        assert torch.equal(plain(ours), plain(theirs))
+    surplus = {"model.layers.0.self_attn.v_norm.weight": own["k_norm"].clone()}
+    save_file(tensors | surplus, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"not part of this model: .*v_norm"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("family", ["gemma4", "gemma4-moe", "gemma4-told"])

@@ -175,6 +175,15 @@ def test_on_the_cpu_they_are_made_at_once() -> None:
     swaps.precede(step(1, swapped=2, epoch=1))
 
 
+def test_what_layers_borrow_is_there_once() -> None:
+    config = read_config(checkpoint("gemma4-told"))
+    cache = make_kv_cache(config, NUM_PAGES, PAGE, torch.float32, torch.device("cpu"), 1)
+    assert config.cache_places == [0, 1, 2, 1, 2, 1]
+    assert [layer.data_ptr() for layer in cache.layers[3:]] == [cache.layers[n].data_ptr() for n in (1, 2, 1)]
+    assert sum(block.shape[0] for block in cache.blocks) == 3
+    assert sum(block.nbytes for block in cache.blocks) == NUM_PAGES * config.kv_bytes_per_page(PAGE, torch.float32, 1)
+
+
 def test_layers_that_hold_other_numbers_come_back_too() -> None:
     device = torch.device("cpu")
     cache = make_kv_cache(read_config(checkpoint("gemma4")), NUM_PAGES, PAGE, torch.float32, device, 1)
