@@ -8,7 +8,6 @@ from transformers import (
     Dots1Config,
     Gemma2Config,
     Gemma3TextConfig,
-    Gemma4TextConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GptOssConfig,
@@ -33,6 +32,7 @@ from transformers import (
 )
 
 from families_delta import OF_DELTA
+from families_gemma4 import OF_GEMMA4
 from families_mamba import OF_MAMBA
 
 VOCAB_SIZE = 419
@@ -77,27 +77,6 @@ _GROUPS: dict[str, Any] = {
     "topk_group": 2,
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 40,
-}
-
-_GEMMA4: dict[str, Any] = {
-    "head_dim": 24,
-    "global_head_dim": 40,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "sliding_window": 12,
-    "final_logit_softcapping": 5.0,
-    "hidden_size_per_layer_input": 0,
-    "rope_parameters": {
-        "full_attention": {
-            "rope_type": "proportional",
-            "partial_rotary_factor": 0.3,
-            "rope_theta": 50_000.0,
-            "factor": 1.5,
-        },
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
-    },
 }
 
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
@@ -145,24 +124,6 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
                 "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50_000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
             },
-        },
-    ),
-    "gemma4": (Gemma4TextConfig, _GEMMA4),
-    "gemma4-moe": (
-        Gemma4TextConfig,
-        {**_GEMMA4, "enable_moe_block": True, "num_experts": 7, "top_k_experts": 3, "moe_intermediate_size": 40},
-    ),
-    "gemma4-told": (
-        Gemma4TextConfig,
-        {
-            **_GEMMA4,
-            "num_hidden_layers": 6,
-            "layer_types": ["sliding_attention", "full_attention"] * 3,
-            "attention_k_eq_v": False,
-            "num_kv_shared_layers": 3,
-            "use_double_wide_mlp": True,
-            "vocab_size_per_layer_input": VOCAB_SIZE,
-            "hidden_size_per_layer_input": 12,
         },
     ),
     "olmo2": (Olmo2Config, {}),
@@ -323,6 +284,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         SmolLM3Config,
         {"no_rope_layers": [0, 1, 0], "attention_bias": True, "layer_types": ["full_attention"] * 3},
     ),
+    **OF_GEMMA4,
     **OF_DELTA,
     **OF_MAMBA,
 }

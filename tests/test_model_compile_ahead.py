@@ -158,15 +158,9 @@ def test_steps_with_images_use_no_others(kind: str, monkeypatch: pytest.MonkeyPa
     assert launches(steps) <= ahead
 
 
-@pytest.mark.parametrize("family", ["gemma4-told", long("gemma4-moe")])
-def test_steps_of_layers_of_several_sizes_use_no_others(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what layers are told is as much however few of them stand for all."""
-    steps = steps_of(family, max_num_seqs=20, max_num_batched_tokens=256)
-    assert module._few_layers(steps.config, {})[0].num_layers == (5 if family == "gemma4-told" else 3)
+def test_steps_of_layers_of_several_sizes_use_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = steps_of("gemma4-told", max_num_seqs=20, max_num_batched_tokens=256)
     ahead = launches(steps)
-    assert any("_gelu_by" in what for what in ahead) == (family == "gemma4-told")
-    of_heads = {what.split("('D', ")[1].split(")")[0] for what in ahead if what.startswith("_decode_kernel")}
-    assert of_heads == {"24", "40"}
     monkeypatch.setattr(module, "_few_layers", lambda config, kept: (config, kept))
     monkeypatch.setattr(Shapes, "for_compilers", lambda self: self.for_graphs())
     assert launches(steps) <= ahead
