@@ -93,7 +93,7 @@ class _Product:
 
 def module_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
     """Rows and columns of the linear modules of a layer that an adapter may change, by their names in it."""
-    dense = config.experts_of(layer) is None
+    dense = config.has_mlp(layer)
     return {
         module.name: (module.num_out, module.num_in)
         for product in _products(config, layer, 0, 1, interleaved=False).values()
@@ -141,7 +141,7 @@ def empty_adapters(
 
     return tuple(
         LayerAdapters(**{
-            name: None if name in ("gate_up", "down") and config.experts_of(layer) is not None else place(product)
+            name: None if name in ("gate_up", "down") and not config.has_mlp(layer) else place(product)
             for name, product in _products(config, layer, rank, size, interleaved=interleaved).items()
         })
         for layer in range(config.num_layers)
@@ -198,20 +198,24 @@ def _fill_product(
 def _products(config: ModelConfig, layer: int, rank: int, size: int, *, interleaved: bool) -> dict[str, _Product]:
     """Of a layer, by their names in `LayerAdapters`."""
     builder = ShardBuilder(config, rank, size, torch.float32, torch.device("meta"), {})
-    hidden, name, attended = config.hidden_size, "self_attn.o_proj", config.attended_dim
+    heads = config.layer_heads[layer]
+    mlp_size = config.mlp_size(heads)
+    hidden, name, attended = config.hidden_size, "self_attn.o_proj", config.attended_dim(heads)
     first: dict[str, _Product] = {}
     if (delta := config.carried_of(layer)) is not None:
         assert isinstance(delta, Delta)  # `ranks_of` refuses adapters for others
         first["qkv"] = _of_rows(delta_rows(builder.places, delta, "linear_attn."), hidden)
         name, attended = "linear_attn.out_proj", delta.value_heads * delta.value_dim
     elif config.gated_attention:
-        first["qkv"] = _of_rows(builder.gated_rows("self_attn."), hidden)
+        first["qkv"] = _of_rows(builder.gated_rows("self_attn.", heads), hidden)
     elif config.latent is None:  # what makes latents, and queries of them, is left to the model
-        first["qkv"] = _stacked(config, "self_attn.", builder.qkv(), in_turns=False)
+        first["qkv"] = _stacked(config, "self_attn.", builder.qkv(heads), in_turns=False)
     return first | {
         "o": _of_columns(name, hidden, attended, rank, size),
-        "gate_up": _stacked(config, "mlp.", builder.gate_up(), in_turns=interleaved and config.gates_in_product),
-        "down": _of_columns("mlp.down_proj", hidden, config.intermediate_size, rank, size),
+        "gate_up": _stacked(
+            config, "mlp.", builder.gate_up(mlp_size), in_turns=interleaved and config.gates_in_product
+        ),
+        "down": _of_columns("mlp.down_proj", hidden, mlp_size, rank, size),
     }
 
 

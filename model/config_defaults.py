@@ -9,6 +9,7 @@ from typing import Any
 
 from tercet.model.blocks import Norms
 from tercet.model.config_delta import DELTA_DEFAULTS
+from tercet.model.config_gemma4 import GEMMA4, GEMMA4_DEFAULTS
 from tercet.model.config_latents import LATENT_DEFAULTS
 from tercet.model.config_mamba import MAMBA_DEFAULTS
 from tercet.model.expert_defaults import EXPERT_DEFAULTS
@@ -32,6 +33,7 @@ FAMILIES = {
     "SeedOssForCausalLM": "seed_oss",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma4ForCausalLM": "gemma4_text",
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
@@ -72,7 +74,7 @@ def _named(ending: str) -> dict[str, str]:
 HEADLESS = _named("Model")
 _NO_CLASSIFIERS = (
     *("ernie4_5", "ernie4_5_moe"),
-    *("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text"),
+    *("granite", GEMMA4, "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text"),
     *MAMBA_DEFAULTS,
 )
 """Of which transformers has none."""
@@ -210,6 +212,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
     },
+    GEMMA4: GEMMA4_DEFAULTS,
     "glm": _GLM,
     "glm4": _GLM,
     **EXPERT_DEFAULTS,
@@ -225,12 +228,13 @@ _BEHIND = Norms(
 )
 _AROUND = replace(_BEHIND, ahead_of_attention="input_layernorm", ahead_of_mlp="pre_feedforward_layernorm")
 _NORMS = {
-    "gemma2": _AROUND,
-    "gemma3_text": _AROUND,
+    **dict.fromkeys(("gemma2", "gemma3_text", GEMMA4), _AROUND),
     "glm4": Norms(behind_attention="post_self_attn_layernorm", behind_mlp="post_mlp_layernorm"),
     **dict.fromkeys(("exaone4", "olmo2", "olmo3"), _BEHIND),
 }
 """Of families that have others than most, or by other names."""
+_NORMED = ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4")
+"""Families that norm each query's head and each key's; there are others."""
 _STACKED = {
     "glm": frozenset({"gate_up"}),
     "glm4": frozenset({"gate_up"}),
@@ -252,17 +256,20 @@ def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 def traits(family: str) -> dict[str, Any]:
     """The fields of a ModelConfig that follow from the family alone, whatever kind of file it is in."""
-    is_gemma, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
-    has_delta, is_hunyuan = family in DELTA_DEFAULTS, family in ("hunyuan_v1_dense", "hunyuan_v1_moe")
+    shifts, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
+    is_gemma, has_delta = shifts or family == GEMMA4, family in DELTA_DEFAULTS
+    is_hunyuan = family in ("hunyuan_v1_dense", "hunyuan_v1_moe")
     return {
         "family": family,
         "activation": "gelu" if is_gemma else "relu2" if family in ("nemotron_h", "arcee") else "silu",
-        "float32_norms": is_gemma or has_delta,
+        "float32_norms": shifts or has_delta,
         "fits_float16": not is_gemma,
         "norms": _NORMS.get(family, Norms()),
         "turns_in_pairs": family in ("glm", "glm4", "ernie4_5", "ernie4_5_moe"),
-        "qk_norm": has_delta or is_hunyuan or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4"),
+        "qk_norm": has_delta or is_hunyuan or family in (*_NORMED, GEMMA4),
         "qk_norm_behind": is_hunyuan,
+        "value_norm": family == GEMMA4,
+        "layer_scales": family == GEMMA4,
         "gated_attention": has_delta,
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),
         "sinks": family == "gpt_oss",

@@ -81,6 +81,7 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "seed_oss": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "gemma2": {"mlp_bias": (None, False)},
     "gemma3_text": {"mlp_bias": (None, False)},
+    "gemma4_text": {"mlp_bias": (None, False)},
     "qwen2_moe": {"attention_bias": (None, False), "mlp_bias": (None, False)},
     "qwen3_moe": {"mlp_bias": (None, False)},
     "olmoe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},

@@ -114,6 +114,15 @@ class Places:
         self.moves.append(Move(f"{name}.weight", (length,), 0, 0, length, into, self._config.norm_shift, factor))
         return into
 
+    def numbers(
+        self, name: str, whole: int, start: int = 0, count: int | None = None, *, factor: float = 1.0
+    ) -> Tensor:
+        """Some of a tensor of `whole` numbers, or all, in fp32, times `factor`."""
+        count = whole if count is None else count
+        into = torch.empty(count, dtype=torch.float32, device=self.device)
+        self.moves.append(Move(name, (whole,), 0, start, start + count, into, factor=factor))
+        return into
+
     def whole(self, name: str, length: int) -> Tensor:
         into = self.empty(length)
         self.rows(name, length, 0, into)

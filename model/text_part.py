@@ -30,11 +30,13 @@ class _Language:
 @dataclass(frozen=True)
 class _Whole:
     """Its model_type, and the language models that may be inside: the first where config.json does not say which.
-    `flat`: the first files say all of it on one level."""
+    `flat`: the first files say all of it on one level; `caps`: transformers caps the whole's logits as those of the
+    language model alone."""
 
     model_type: str
     languages: tuple[_Language, ...]
     flat: bool = False
+    caps: bool = False
 
 
 _QWEN2_VL = {
@@ -78,6 +80,7 @@ def _alone_as(architecture: str, kind: str) -> _Language:
 
 WHOLES = {
     "Gemma3ForConditionalGeneration": _Whole("gemma3", (_alone_as("Gemma3ForCausalLM", "gemma3_text"),)),
+    "Gemma4ForConditionalGeneration": _Whole("gemma4", (_alone_as("Gemma4ForCausalLM", "gemma4_text"),), caps=True),
     "Glm4vForConditionalGeneration": _Whole("glm4v", (_GLM4V,)),
     "Glm46VForConditionalGeneration": _Whole("glm46v", (_GLM4V, _GLM4V_MOE)),
     "Glm4vMoeForConditionalGeneration": _Whole("glm4v_moe", (_GLM4V_MOE,)),
@@ -116,7 +119,8 @@ WHOLES = {
         "qwen3_5_moe", (_alone_as("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),)
     ),
 }
-_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
+_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vision.")
+_OF_SOUNDS = ("audio_tower.", "embed_audio.")
 _ABOUT_IMAGES = frozenset(
     {
         "vision_config",
@@ -152,7 +156,7 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(text, Mapping) or language is None:
         wanted = " or ".join(repr(one.text_type) for one in whole.languages)
         raise ValueError(f"config.json: text_config is {text!r}; {architecture} wants one of model_type {wanted}")
-    if text.get("final_logit_softcapping") is not None:  # transformers caps those of the language model alone
+    if not whole.caps and text.get("final_logit_softcapping") is not None:
         raise ValueError(
             f"config.json: final_logit_softcapping is {text['final_logit_softcapping']!r}; supported for "
             f"{architecture}: none"
@@ -177,7 +181,7 @@ def _divided(config: Mapping[str, Any]) -> int:
 
 
 def text_tensors(whole: Files) -> Files:
-    """Without what looks at images, and by the names of a language model."""
+    """Without what looks at images or listens, and by the names of a language model."""
     names = ((_alone(name), name) for name in whole.shapes())
     return Renamed(whole, {alone: name for alone, name in names if alone is not None})
 
@@ -188,4 +192,4 @@ def _alone(name: str) -> str | None:
         return name.removeprefix("language_model.")
     if name.startswith("model.language_model."):
         return "model." + name.removeprefix("model.language_model.")
-    return None if name.removeprefix("model.").startswith(_OF_IMAGES) else name
+    return None if name.removeprefix("model.").startswith(_OF_IMAGES + _OF_SOUNDS) else name

@@ -133,7 +133,7 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> bool:
     # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
     tied = config.tie_word_embeddings and LM_HEAD not in shapes
     expected = expected_shapes(replace(config, tie_word_embeddings=tied))
-    found = {name: shape for name, shape in shapes.items() if name in expected or not _guesses(name, config)}
+    found = {name: shape for name, shape in shapes.items() if name in expected or not _is_left(name, config)}
     check_names(checkpoint.source, expected, found)
     return tied
 
@@ -191,6 +191,9 @@ def _as_kept(name: str, some: ScaledRows, into: ScaledWeight) -> tuple[Tensor, T
     return packed(numbers_RI), with_zeros(scales_RG.t().to(into.of_scales), zeros_RG.t(), into.dtype)
 
 
+_OF_KEYS_AND_VALUES = tuple(f"self_attn.{name}." for name in ("k_proj", "v_proj", "k_norm"))
+
+
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor that a checkpoint of this model holds."""
     builder = ShardBuilder(config, 0, 1, torch.float32, torch.device("meta"), {})
@@ -198,12 +201,17 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {move.name: move.shape for move in builder.moves}
 
 
-def _guesses(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is of a layer behind the last: nothing needs those that are not expected."""
+def _is_left(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor is of a layer behind the last, or makes keys and values of a layer that borrows them: nothing
+    needs those that are not expected."""
     if name.startswith(("mtp.", "model.mtp_")):  # as Qwen's files and ERNIE's have them, whatever config.json says
         return True
-    layer = name.removeprefix(LAYERS).partition(".")[0]
-    return layer.isdigit() and 0 <= int(layer) - config.num_layers < config.guessing_layers
+    layer, _, rest = name.removeprefix(LAYERS).partition(".")
+    if not layer.isdigit():
+        return False
+    if int(layer) < config.num_layers:
+        return config.layer_heads[int(layer)].borrowed and rest.startswith(_OF_KEYS_AND_VALUES)
+    return int(layer) - config.num_layers < config.guessing_layers
 
 
 def check_names(source: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from families_delta import OF_DELTA
+from families_gemma4 import OF_GEMMA4
 from families_latents import OF_LATENTS, rope
 from families_mamba import OF_MAMBA
 from families_mistral import OF_MISTRAL
@@ -206,6 +207,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         SmolLM3Config,
         {"no_rope_layers": [0, 1, 0], "attention_bias": True, "layer_types": ["full_attention"] * 3},
     ),
+    **OF_GEMMA4,
     **OF_DELTA,
     **OF_LATENTS,
     **OF_MAMBA,

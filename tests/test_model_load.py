@@ -63,7 +63,7 @@ def test_half_precision_comes_close(dtype: str) -> None:
     for kind in ("float32", dtype):
         decoder = load_decoder(open_for(path, CPU, dtype=kind, max_model_len=128), ALONE)
         run = Sequences(decoder, 1)
-        run.cache = run.cache.to(decoder.dtype)
+        run.cache = [layer.to(decoder.dtype) for layer in run.cache]
         run.step({}, {0: prompt[:-1]})
         logits.append(run.step({0: prompt[-1]}, {})[0].float())
     exact, rough = logits

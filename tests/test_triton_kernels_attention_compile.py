@@ -48,6 +48,9 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         long(90, 8, 2, 96, 300, {}),
         (90, 8, 4, 256, 300, {}),
         (90, 8, 4, 256, 3000, {}),
+        (90, 32, 4, 512, 300, {}),
+        (89, 8, 1, 512, 300, {"window": 512}),
+        long(80, 16, 2, 512, 300, {}),
         (80, 16, 8, 128, 300, {}),
         long(80, 8, 2, 256, 300, {}),
         (89, 9, 3, 64, 300, {"alibi_slopes_H": True}),
@@ -79,10 +82,14 @@ def test_compile(
         attention.plan_last_queries(*chunks, PrefillWork(meta(9, 8, dtype=torch.int32), 128))
         qkv = meta(5, (heads + 2 * kv_heads) * head_dim)
         slots = meta(5, dtype=torch.int64)
-        for norms, behind in (((None, None), False), ((meta(head_dim),) * 2, False), ((meta(head_dim),) * 2, True)):
-            attention_prologue.attention_prologue(
-                qkv, indices, slots, cos_sin, *norms, 1e-6, *caches, heads, behind=behind
-            )
+        norm = (meta(head_dim),) * 2
+        for norms, behind, values in (
+            ((None, None), False, False),
+            (norm, False, head_dim == 512),
+            (norm, True, False),
+        ):
+            prologue = qkv, indices, slots, cos_sin, *norms, 1e-6, *caches, heads
+            attention_prologue.attention_prologue(*prologue, behind=behind, norm_values=values)
         write_kv.write_kv(meta(5, kv_heads, head_dim), meta(5, kv_heads, head_dim), *caches, slots)
     # The decode rows: their plan, splits and merge. Prefill and its plan, one of last tokens, prologues, the write.
     assert len(kernels) == 10
@@ -128,7 +135,7 @@ def test_many_queries_of_a_row_fit_where_shared_memory_is_little() -> None:
     assert len(kernels) == 1
 
 
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", [128, 256, long(512)])
 def test_float32_fits_small_cards(head_dim: int) -> None:
     caches = [meta(100, 2, 64, head_dim, dtype=torch.float32) for _ in range(2)]
     table, indices = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)

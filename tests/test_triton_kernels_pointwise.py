@@ -97,6 +97,13 @@ def test_norms(place: Place, shape: tuple[int, ...]) -> None:
         got = add_normed_rms_norm(x, residual, shifted, following, EPS)
         place.check_rounded(residual, before + normed(x, shifted))
         place.check_rounded(got, normed(residual, following))
+        before, scale = residual.double(), torch.tensor([0.3], device=x.device)
+        got = add_normed_rms_norm(x, residual, shifted, following, EPS, scale=scale)
+        place.check_rounded(residual, (before + normed(x, shifted)) * scale.double())
+        place.check_rounded(got, normed(residual, following))
+        before = residual.double()
+        add_normed(x, residual, weight, EPS, scale=scale)
+        place.check_rounded(residual, (before + normed(x, weight)) * scale.double())
 
 
 @pytest.mark.parametrize(("rows", "num_q", "num_k"), [(1, 2048, 2048), (5, 640, 128), (0, 64, 64)])

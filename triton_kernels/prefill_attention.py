@@ -8,6 +8,8 @@ Shape suffixes: T prefill tokens, H q heads, D head size, S slots, M pages of a 
 [page, kv head, token of the page, D].
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -28,13 +30,14 @@ from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
 from tercet.triton_kernels.sinks import begin_with_sinks
 from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next_power_of_2
 
-_TILE = 64
 HOPPER_ROWS: int = prefill_load.ROWS.value
 HOPPER_PIECE: int = prefill_load.PIECE.value
 _TILES_AT_ONCE = 3
-"""Of a multiprocessor, by the portable kernel."""
+"""Of a multiprocessor, by the portable kernel; of huge heads one."""
 _FEWEST_IN_WINDOW = 4
 """Tiles of keys in a window from which on Hopper's own kernel is ahead: of less, beginnings and ends are too much."""
+_HUGE = 256
+"""Heads of more numbers fill registers and shared memory sooner than others."""
 _FEW_TILES = 2
 """Small tiles a multiprocessor up to which they are the better ones: they deal out more evenly, each takes longer."""
 
@@ -154,19 +157,36 @@ def query_tile(num_tokens: int, num_heads: int, k_cache: Tensor, scoring: Scorin
     if can_use_hopper(k_cache, scoring):
         few = cdiv(num_tokens, HOPPER_ROWS) * num_heads <= _FEW_TILES * multiprocessors(k_cache.device)
         return HOPPER_ROWS if few else 2 * HOPPER_ROWS
-    tile = _TILE // 2 if _is_tight(k_cache) else _TILE
+    tile = _tiles(k_cache).queries
     return min(tile, max(16, next_power_of_2(num_tokens))) if INTERPRETED else tile
 
 
 def parts_at_once(k_cache: Tensor, scoring: Scoring) -> int:
     """How many parts of a tile, of one head or of as many as a program takes, run at a time."""
-    tiles = 1 if can_use_hopper(k_cache, scoring) else _TILES_AT_ONCE
-    return tiles * multiprocessors(k_cache.device)
+    alone = can_use_hopper(k_cache, scoring) or k_cache.shape[3] > _HUGE
+    return (1 if alone else _TILES_AT_ONCE) * multiprocessors(k_cache.device)
 
 
-def _is_tight(k_cache: Tensor) -> bool:
-    """Whether tiles must be half as long to fit shared memory."""
-    return k_cache.dtype.itemsize != 2 and k_cache.shape[3] > 128 and not is_hopper(k_cache.device)
+class _Tiles(NamedTuple):
+    """Of the portable kernel."""
+
+    queries: int
+    keys: int
+    stages: int
+    warps: int = 4
+
+
+def _tiles(k_cache: Tensor) -> _Tiles:
+    """What fits shared memory and registers."""
+    head_dim, hopper = k_cache.shape[3], is_hopper(k_cache.device)
+    half, stages = k_cache.dtype.itemsize == 2, 2 if k_cache.dtype == torch.float32 else 3
+    if head_dim > _HUGE:
+        if k_cache.dtype == torch.float32:
+            return _Tiles(32, 16, 2, warps=8) if hopper else _Tiles(16, 16, 1, warps=8)
+        return _Tiles(64, 32, 2, warps=8) if hopper else _Tiles(32, 16, 2, warps=8)
+    if head_dim <= 128:
+        return _Tiles(64, 64 if k_cache.dtype != torch.float32 else 32, stages)
+    return _Tiles(64, 32, stages) if half or hopper else _Tiles(32, 16, stages)
 
 
 def launch_prefill_attention(
@@ -192,7 +212,8 @@ def _launch(
     _, H, D = q_THD.shape
     kv_heads, page_size = k_cache.shape[1:3]
     half = q_THD.dtype.itemsize == 2
-    tile = min(page_size, 64 if half and D <= 128 else 16 if _is_tight(k_cache) else 32)
+    tiles = _tiles(k_cache)
+    tile = min(page_size, tiles.keys)
     slopes, sinks = scoring.alibi_slopes_H, scoring.sinks_H
     # A tile of a page is one block of memory: the copy engine fetches it whole.
     tma = is_hopper(q_THD.device) and half and dot_block(D) == D
@@ -207,8 +228,8 @@ def _launch(
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=work.block_q,
         BLOCK_D=dot_block(D), PARTS=work.parts is not None, KEYS=keys_at_once(k_cache), WINDOW=scoring.window,
         SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None, SINKS=sinks is not None, TMA=tma,
-        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3 if half else 2, RECORD=RECORD,
-        num_warps=4, **overlap_options(q_THD),
+        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=tiles.stages, RECORD=RECORD,
+        num_warps=tiles.warps, **overlap_options(q_THD),
     )  # fmt: skip
 
 
