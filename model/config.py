@@ -65,13 +65,11 @@ class ModelConfig:
     rope: Rope
     """Of all layers that turn by positions and are not told otherwise."""
     turns_in_pairs: bool = False
-    """In the checkpoint numbers of a head that turn together are neighbours. Here they are in two halves. Latents have
-    their own."""
+    """In files numbers of a head that turn together are neighbours, and here in two halves. Latents have their own."""
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     generates: bool = True
-    """The checkpoint says how hidden states become logits. Else the embedding is tied to where a matrix for that would
-    be, and what is sampled means nothing."""
+    """The checkpoint says how hidden states become logits. Else what is sampled by the embedding means nothing."""
     classifier: Classifier | None = None
     """What the head tells apart that it has instead of such a matrix, if it has one; or its `label_tokens`."""
     label_tokens: tuple[int, ...] = ()

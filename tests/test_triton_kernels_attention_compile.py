@@ -82,12 +82,8 @@ def test_compile(
         attention.plan_last_queries(*chunks, PrefillWork(meta(9, 8, dtype=torch.int32), 128))
         qkv = meta(5, (heads + 2 * kv_heads) * head_dim)
         slots = meta(5, dtype=torch.int64)
-        norm = (meta(head_dim),) * 2
-        for norms, behind, values in (
-            ((None, None), False, False),
-            (norm, False, head_dim == 512),
-            (norm, True, False),
-        ):
+        none, norm = (None, None), (meta(head_dim),) * 2
+        for norms, behind, values in ((none, False, False), (norm, False, head_dim == 512), (norm, True, False)):
             prologue = qkv, indices, slots, cos_sin, *norms, 1e-6, *caches, heads
             attention_prologue.attention_prologue(*prologue, behind=behind, norm_values=values)
         write_kv.write_kv(meta(5, kv_heads, head_dim), meta(5, kv_heads, head_dim), *caches, slots)
