@@ -5,6 +5,7 @@ Every rank has a part of each expert's inner size. Knows their tensors' names; r
 Shape suffixes as in `rank_weights.py`, R rows of all experts together.
 """
 
+import torch
 from torch import Tensor
 
 from tercet.model.blocks import Experts
@@ -77,5 +78,7 @@ def _router(places: Places, block: str, experts: Experts, hidden: int) -> tuple[
         return router_LD, None
     if paired:  # some files have it in fp32
         places.moves.append(Move(name, (count, hidden), 0, 0, count, router_LD[count:], rest=True))
-    as_stored = (1, count) if experts.names.bias_is_row else (count,)
-    return router_LD, places.numbers(f"{block}{experts.names.bias}", *as_stored).view(count)
+    bias_E = torch.empty(count, dtype=torch.float32, device=places.device)
+    as_stored = bias_E[None] if experts.names.bias_is_row else bias_E
+    places.rows(f"{block}{experts.names.bias}", len(as_stored), 0, as_stored)
+    return router_LD, bias_E

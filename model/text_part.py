@@ -12,6 +12,9 @@ from tercet.model.config_positions import with_plain_positions
 from tercet.model.renamed import Renamed
 from tercet.model.weights import Files
 
+_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
+_GEMMA4S = ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")
+
 
 @dataclass(frozen=True)
 class _Language:
@@ -37,6 +40,8 @@ class _Whole:
     languages: tuple[_Language, ...]
     flat: bool = False
     caps: bool = False
+    others: tuple[str, ...] = _OF_IMAGES
+    """What names of tensors that look or listen begin with."""
 
 
 _QWEN2_VL = {
@@ -80,7 +85,9 @@ def _alone_as(architecture: str, kind: str) -> _Language:
 
 WHOLES = {
     "Gemma3ForConditionalGeneration": _Whole("gemma3", (_alone_as("Gemma3ForCausalLM", "gemma3_text"),)),
-    "Gemma4ForConditionalGeneration": _Whole("gemma4", (_alone_as("Gemma4ForCausalLM", "gemma4_text"),), caps=True),
+    "Gemma4ForConditionalGeneration": _Whole(
+        "gemma4", (_alone_as("Gemma4ForCausalLM", "gemma4_text"),), caps=True, others=_GEMMA4S
+    ),
     "Glm4vForConditionalGeneration": _Whole("glm4v", (_GLM4V,)),
     "Glm46VForConditionalGeneration": _Whole("glm46v", (_GLM4V, _GLM4V_MOE)),
     "Glm4vMoeForConditionalGeneration": _Whole("glm4v_moe", (_GLM4V_MOE,)),
@@ -119,8 +126,6 @@ WHOLES = {
         "qwen3_5_moe", (_alone_as("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),)
     ),
 }
-_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vision.")
-_OF_SOUNDS = ("audio_tower.", "embed_audio.")
 _ABOUT_IMAGES = frozenset(
     {
         "vision_config",
@@ -180,16 +185,17 @@ def _divided(config: Mapping[str, Any]) -> int:
     return size
 
 
-def text_tensors(whole: Files) -> Files:
-    """Without what looks at images or listens, and by the names of a language model."""
-    names = ((_alone(name), name) for name in whole.shapes())
+def text_tensors(raw: Mapping[str, Any], whole: Files) -> Files:
+    """Without what looks at images or listens, and by the names of a language model. `raw`: the config.json."""
+    others = WHOLES[raw["architectures"][0]].others
+    names = ((_alone(name, others), name) for name in whole.shapes())
     return Renamed(whole, {alone: name for alone, name in names if alone is not None})
 
 
-def _alone(name: str) -> str | None:
+def _alone(name: str, others: tuple[str, ...]) -> str | None:
     """A tensor's name in a language model; None: it is not of one. Versions of transformers write two kinds."""
     if name.startswith("language_model."):
         return name.removeprefix("language_model.")
     if name.startswith("model.language_model."):
         return "model." + name.removeprefix("model.language_model.")
-    return None if name.removeprefix("model.").startswith(_OF_IMAGES + _OF_SOUNDS) else name
+    return None if name.removeprefix("model.").startswith(others) else name

@@ -25,7 +25,8 @@ def test_the_dense_one(caplog: pytest.LogCaptureFixture) -> None:
     assert config.layer_heads == ((few,) * 5 + (many,)) * 10
     assert config.layer_windows == ((1024,) * 5 + (0,)) * 10
     assert (config.attention_scale, config.logit_softcap, config.norm_shift) == (1.0, 30.0, 0.0)
-    assert (config.value_norm, config.layer_scales, config.block_norms, config.qk_norm) == (True,) * 4
+    assert (config.value_norm, config.layer_scales, config.qk_norm) == (True,) * 3
+    assert config.norms.behind_attention
     # Keys and values: of 50 layers 16 heads of 256, of 10 layers 4 of 512.
     assert config.kv_bytes_per_page(64, torch.bfloat16, 1) == 2 * 2 * 64 * (50 * 16 * 256 + 10 * 4 * 512)
     assert config.kv_bytes_per_page(64, torch.bfloat16, 8) == 2 * 2 * 64 * (50 * 2 * 256 + 10 * 1 * 512)

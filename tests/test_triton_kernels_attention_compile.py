@@ -12,7 +12,7 @@ from triton.compiler import CompiledKernel
 
 from covering import covering, long
 from ptx_arithmetic import exponentials
-from tercet.model.attention_plan import AttentionPlan
+from tercet.model.attention_plan import Attending, AttentionPlan
 from tercet.triton_kernels import (
     attention,
     attention_prologue,
@@ -249,13 +249,14 @@ def test_few_slots_that_try_tokens_ahead_are_fused(
         decode_lengths_B=slots, chunk_slots_C=none, chunk_starts_C=none, query_starts_C1=slots[:1], sample_rows_R=none,
         num_tokens_1=slots[:1], tries=tries, lengths_T=tokens,
     )  # fmt: skip
+    attending = Attending(Scoring(0.1), meta(100, 8, 64, head_dim), head_dim)
     with compiling_for(90):
         plan = AttentionPlan.of_step(
-            inputs, meta(2, 2, 100, 8, 64, head_dim), meta(9, 64, dtype=torch.int32), num_heads=heads,
-            rotary_dim=head_dim, scorings=[Scoring(0.1)] * 2, deterministic=False, longest=longest, deep=0,
+            inputs, [attending] * 2, meta(9, 64, dtype=torch.int32), num_heads=heads, deterministic=False,
+            longest=longest, deep=0,
         )  # fmt: skip
-    assert isinstance(plan.decode[0], FewRows if fuses else DecodeWork)
-    assert plan.decode[0].tries == tries
+    assert isinstance(plan.decode[attending.kind], FewRows if fuses else DecodeWork)
+    assert plan.decode[attending.kind].tries == tries
 
 
 @pytest.mark.parametrize(("capability", "heads", "kv_heads", "head_dim"), [(80, 16, 8, 128), (89, 5, 5, 64)])
