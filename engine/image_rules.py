@@ -9,13 +9,14 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import Breaks, read_breaks
+from tercet.engine.image_fields import agreed, eye_of, is_whole, processor_of, side_of
 from tercet.engine.image_marks import Marks, read_gemmas_marks, read_internvls_marks
 from tercet.engine.image_settings import MOST_TILES, TEXT_ALONE, ProcessorSettings
 from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, SizeBounds, Tiles
@@ -23,6 +24,10 @@ from tercet.engine.json_file import read_object
 
 _PIXTRAL, _GEMMA = "Mistral3ForConditionalGeneration", "Gemma3ForConditionalGeneration"
 _INTERNVL = "InternVLForConditionalGeneration"
+_GLMS = {
+    f"{name}ForConditionalGeneration": token
+    for name, token in (("Glm4v", 151343), ("Glm46V", 151343), ("Glm4vMoe", 151363))
+}
 _IMAGE_TOKENS = {
     "Qwen2VLForConditionalGeneration": 151655,
     "Qwen2_5_VLForConditionalGeneration": 151655,
@@ -33,10 +38,13 @@ _IMAGE_TOKENS = {
     _PIXTRAL: 10,
     _GEMMA: 262144,
     _INTERNVL: 151667,
+    **_GLMS,
 }
 """The architectures that see, and the id that stands for an image where config.json is silent, as in transformers."""
-_MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
-"""Where no file says how many."""
+_PIXELS = 56 * 56, 28 * 28 * 1280
+"""Where no file says how many: at least and at most."""
+_GLMS_PIXELS = 112 * 112, 28 * 28 * 15000
+"""Of all frames."""
 _PIXTRALS_SIDE = 1024
 """The same of a family that bounds sides."""
 _BILINEAR, _BICUBIC = 2, 3
@@ -44,8 +52,6 @@ _WAYS = range(6)
 _ONLY = {"do_resize": True, "do_center_crop": False, "do_pan_and_scan": False}
 _ONLY_OF_TILES = {"do_resize": True}
 """Whose image processor does not read the others."""
-_Side = tuple[object, Path, str]
-"""What is given, where, and by which name."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +108,13 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
     name = architectures[0] if isinstance(architectures, list) and len(architectures) == 1 else None
     if not isinstance(name, str) or name not in _IMAGE_TOKENS:
         return None
-    file, said = _processor(model_path)
+    file, said = processor_of(model_path)
     for field, only in (_ONLY_OF_TILES if name == _INTERNVL else _ONLY).items():
         if said.get(field) not in (only, None):
             raise UnsupportedModel(f"{file}: {field} is {said[field]!r}; want {only}{TEXT_ALONE}")
     token_id = whole.get("image_token_id", whole.get("image_token_index", _IMAGE_TOKENS[name]))
     resample = said.get("resample", _BILINEAR if name == _GEMMA else _BICUBIC)
-    if not _is_whole(token_id) or not _is_whole(resample) or resample not in _WAYS:
+    if not is_whole(token_id) or not is_whole(resample) or resample not in _WAYS:
         text = f"image_token_id is {token_id!r} and resample {resample!r}; want whole numbers, this to {_WAYS[-1]}"
         raise UnsupportedModel(f"{model_path}: {text}{TEXT_ALONE}")
     sizes: SizeBounds
@@ -121,17 +127,28 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
     if name == _INTERNVL:
         marks = read_internvls_marks(model_path, token_id)
         return ImageRules(token_id, *_internvits_sides(model_path, whole, file, said, config), resample, marks=marks)
-    sides, sizes = _qwens_sides(model_path, whole, file, said), _pixel_bounds(file, said, config)
-    return ImageRules(token_id, *sides, sizes, resample)
+    sides = _qwens_sides(model_path, whole, file, said)
+    if name in _GLMS:
+        frames = _frames(model_path, whole, file, said)
+        by_new_name = {"size": said.get("size")}  # its image processor knows no others
+        pixels = _pixel_bounds(file, by_new_name, config, _GLMS_PIXELS, frames, enlarges=True)
+        return ImageRules(token_id, *sides, pixels, resample)
+    return ImageRules(token_id, *sides, _pixel_bounds(file, said, config, _PIXELS), resample)
 
 
 def _qwens_sides(folder: Path, whole: Mapping[str, Any], file: Path, said: Mapping[str, Any]) -> tuple[int, int]:
     """Of a patch in pixels, of a token in patches."""
     config = folder / "config.json"
-    eye = _eye(whole)
-    patch = _agreed((eye.get("patch_size"), config, "patch_size"), (said.get("patch_size"), file, "patch_size"), 14)
+    eye = eye_of(whole)
+    patch = agreed((eye.get("patch_size"), config, "patch_size"), (said.get("patch_size"), file, "patch_size"), 14)
     seen = eye.get("spatial_merge_size"), config, "spatial_merge_size"
-    return patch, _agreed(seen, (said.get("merge_size"), file, "merge_size"), 2)
+    return patch, agreed(seen, (said.get("merge_size"), file, "merge_size"), 2)
+
+
+def _frames(folder: Path, whole: Mapping[str, Any], file: Path, said: Mapping[str, Any]) -> int:
+    """How often a picture is there in a patch."""
+    name = "temporal_patch_size"
+    return agreed((eye_of(whole).get(name), folder / "config.json", name), (said.get(name), file, name), 2)
 
 
 def _pixtrals_sides(folder: Path, whole: Mapping[str, Any]) -> tuple[int, int]:
@@ -140,8 +157,8 @@ def _pixtrals_sides(folder: Path, whole: Mapping[str, Any]) -> tuple[int, int]:
     said = read_object(file)
     patch, merge = "patch_size", "spatial_merge_size"
     return (
-        _agreed((_eye(whole).get(patch), config, patch), (said.get(patch), file, patch), 16),
-        _agreed((whole.get(merge), config, merge), (said.get(merge), file, merge), 2),
+        agreed((eye_of(whole).get(patch), config, patch), (said.get(patch), file, patch), 16),
+        agreed((whole.get(merge), config, merge), (said.get(merge), file, merge), 2),
     )
 
 
@@ -150,10 +167,10 @@ def _siglips_sides(
 ) -> tuple[int, int, OneSize]:
     """The same, and what all images become."""
     _check_kwargs(config, "one size")
-    where, eye = folder / "config.json", _eye(whole)
-    patch = _side(eye.get("patch_size"), where, "patch_size") or 16
-    side = _side(eye.get("image_size"), where, "image_size") or 224
-    tokens = _side(whole.get("mm_tokens_per_image"), where, "mm_tokens_per_image") or 256
+    where, eye = folder / "config.json", eye_of(whole)
+    patch = side_of(eye.get("patch_size"), where, "patch_size") or 16
+    side = side_of(eye.get("image_size"), where, "image_size") or 224
+    tokens = side_of(whole.get("mm_tokens_per_image"), where, "mm_tokens_per_image") or 256
     _check_square(file, said, side)
     length = math.isqrt(tokens)
     if length**2 != tokens or side % (patch * length):
@@ -168,19 +185,19 @@ def _internvits_sides(
     """The same of tiles. Whether there are several is the processor's matter, in transformers, whatever
     crop_to_patches says."""
     _check_kwargs(config, "tiles of one size", "min_patches", "max_patches")
-    where, eye, name = folder / "config.json", _eye(whole), "image_seq_length"
-    patch = _side(eye.get("patch_size"), where, "patch_size") or 14
-    side = _side(eye.get("image_size"), where, "image_size") or 448
+    where, eye, name = folder / "config.json", eye_of(whole), "image_seq_length"
+    patch = side_of(eye.get("patch_size"), where, "patch_size") or 14
+    side = side_of(eye.get("image_size"), where, "image_size") or 448
     _check_square(file, said, side)
     processor = folder / "processor_config.json"
-    tokens = _agreed((whole.get(name), where, name), (read_object(processor).get(name), processor, name), 256)
+    tokens = agreed((whole.get(name), where, name), (read_object(processor).get(name), processor, name), 256)
     length = math.isqrt(tokens)
     if length**2 != tokens or side % (patch * length):
         text = f"{where}: tiles of {side} pixels a side with patches of {patch} become {tokens} tokens"
         raise UnsupportedModel(f"{text}; want a square of them, each of as many whole patches{TEXT_ALONE}")
     asked = config.mm_processor_kwargs or ProcessorSettings()
-    least = asked.min_patches or _side(said.get("min_patches"), file, "min_patches") or 1
-    most = asked.max_patches or _side(said.get("max_patches"), file, "max_patches") or 12
+    least = asked.min_patches or side_of(said.get("min_patches"), file, "min_patches") or 1
+    most = asked.max_patches or side_of(said.get("max_patches"), file, "max_patches") or 12
     if not least <= most <= MOST_TILES:
         text = f"min_patches is {least} and max_patches {most} ({file.name}, --mm-processor-kwargs)"
         raise UnsupportedModel(f"{text}; want no more of the first, and {MOST_TILES} at most{TEXT_ALONE}")
@@ -195,33 +212,24 @@ def _check_square(file: Path, said: Mapping[str, Any], side: int) -> None:
         )
 
 
-def _eye(whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    eye = whole.get("vision_config")
-    return eye if isinstance(eye, Mapping) else {}
-
-
-def _processor(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """What prepares images, and where that is written; as in transformers, the newer file counts."""
-    nested = read_object(folder / "processor_config.json").get("image_processor")
-    if isinstance(nested, dict):
-        return folder / "processor_config.json", nested
-    file = folder / "preprocessor_config.json"
-    return file, read_object(file)
-
-
-def _pixel_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> PixelBounds:
-    """At least and at most: as the operator says, else as the file does under its older names, or its newer."""
+def _pixel_bounds(
+    file: Path, said: Mapping[str, Any], config: EngineConfig, usual: tuple[int, int], frames: int = 1, *,
+    enlarges: bool = False,
+) -> PixelBounds:  # fmt: skip
+    """At least and at most: as the operator says of a picture, else as the file does under its older names, or its
+    newer."""
     _check_kwargs(config, "bounds of pixels", "min_pixels", "max_pixels")
     size = said.get("size")
-    size = {"shortest_edge": _MIN_PIXELS, "longest_edge": _MAX_PIXELS} if size is None else size
+    size = dict(zip(("shortest_edge", "longest_edge"), usual, strict=True)) if size is None else size
     if not isinstance(size, Mapping):
         raise UnsupportedModel(f"{file}: size is {size!r}; want shortest_edge and longest_edge{TEXT_ALONE}")
     found, settings = [], config.mm_processor_kwargs or ProcessorSettings()
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
-        value = getattr(settings, old)
+        asked = getattr(settings, old)
+        value = None if asked is None else asked * frames
         for one in (said.get(old), size.get(new), size.get(old)):
             value = one if value is None else value
-        if not _is_whole(value) or value < 1:
+        if not is_whole(value) or value < 1:
             raise UnsupportedModel(f"{file}: {new} of size is {value!r}; want a number of pixels{TEXT_ALONE}")
         found.append(value)
     least, most = found
@@ -230,7 +238,7 @@ def _pixel_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> 
             f"images are to have at least {least} pixels and at most {most} ({file.name}, --mm-processor-kwargs); want "
             "no more of the first"
         )
-    return PixelBounds(least, most)
+    return PixelBounds(least, most, frames, enlarges)
 
 
 def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> SideBounds:
@@ -243,7 +251,7 @@ def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> S
     else:
         sides = [size, size]
     height, width = sides
-    if not _is_whole(height) or not _is_whole(width) or min(height, width) < 1:
+    if not is_whole(height) or not is_whole(width) or min(height, width) < 1:
         raise UnsupportedModel(f"{file}: size is {size!r}; want a longest_edge of 1 or more{TEXT_ALONE}")
     return SideBounds(height, width)
 
@@ -255,27 +263,3 @@ def _check_kwargs(config: EngineConfig, wanted: str, *fields: str) -> None:
         if value is not None and name not in fields:
             text = f"--mm-processor-kwargs: {name} is {value}, and images of this model have {wanted}"
             raise UnsupportedModel(f"{text}; want {' or '.join(fields) or 'no such flag'}")
-
-
-def _agreed(seen: _Side, prepared: _Side, default: int) -> int:
-    """What two files say of the same, or one of them."""
-    first, second = _side(*seen), _side(*prepared)
-    if first is not None and second is not None and first != second:
-        text = f"{prepared[1]}: {prepared[2]} is {second}, and {seen[2]} of config.json {first}"
-        raise UnsupportedModel(f"{text}; want the same{TEXT_ALONE}")
-    return second or first or default
-
-
-def _side(value: object, file: Path, name: str) -> int | None:
-    """Some files give both of a square."""
-    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
-        value = value[0]
-    if value is None:
-        return None
-    if not _is_whole(value) or value < 1:
-        raise UnsupportedModel(f"{file}: {name} is {value!r}; want a number of 1 or more{TEXT_ALONE}")
-    return value
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -13,32 +13,40 @@ _MOST_STRETCHED = 200
 
 @dataclass(frozen=True)
 class PixelBounds:
-    """An image has neither too few pixels nor too many: Qwen's families."""
+    """An image has neither too few pixels nor too many: Qwen's families and GLM's."""
 
     least: int
     most: int
+    frames: int = 1
+    """A picture counts as so many that are alike: GLM's."""
+    enlarges: bool = False
+    """One that is narrower than a token is made larger first: GLM's, too."""
 
     def final_size(self, height: int, width: int, unit: int) -> tuple[int, int]:
         """Height and width of an image of this size. `unit`: pixels of a token's side. Raises `ValueError` for what is
         stretched too far."""
+        given = f"{width} x {height} pixels"
+        if self.enlarges and 0 < min(height, width) < unit:
+            factor = unit / min(height, width)
+            height, width = int(height * factor), int(width * factor)
         if min(height, width) < 1 or max(height, width) / min(height, width) > _MOST_STRETCHED:
             wanted = f"want sides of which none is more than {_MOST_STRETCHED} times the other"
-            raise ValueError(f"{width} x {height} pixels; {wanted}")
-        whole = round(height / unit) * unit, round(width / unit) * unit
-        if whole[0] * whole[1] > self.most:
-            shrink = math.sqrt((height * width) / self.most)
+            raise ValueError(f"{given}; {wanted}")
+        whole, pixels = (round(height / unit) * unit, round(width / unit) * unit), self.frames * height * width
+        if self.frames * whole[0] * whole[1] > self.most:
+            shrink = math.sqrt(pixels / self.most)
             return (
                 max(unit, math.floor(height / shrink / unit) * unit),
                 max(unit, math.floor(width / shrink / unit) * unit),
             )
-        if whole[0] * whole[1] < self.least:
-            stretch = math.sqrt(self.least / (height * width))
+        if self.frames * whole[0] * whole[1] < self.least:
+            stretch = math.sqrt(self.least / pixels)
             return math.ceil(height * stretch / unit) * unit, math.ceil(width * stretch / unit) * unit
         return whole
 
     def most_tokens(self, unit: int) -> int:
         """Of an image, but for words between its rows."""
-        return self.most // unit**2
+        return self.most // (self.frames * unit**2)
 
 
 @dataclass(frozen=True)

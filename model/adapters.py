@@ -20,7 +20,7 @@ from tercet.model.blocks import Delta, Mamba
 from tercet.model.config import ModelConfig
 from tercet.model.delta_shard import delta_rows
 from tercet.model.linear import Pairs, reorder_pairs
-from tercet.model.places import Move, Rows
+from tercet.model.places import HeadsInPairs, Move, Rows
 from tercet.model.shard import ShardBuilder, Stack
 from tercet.model.step_shape import round_up
 from tercet.model.weights import fill
@@ -58,6 +58,8 @@ class _Rows:
 
     first: int
     place: slice
+    heads: HeadsInPairs | None = None
+    """If they come in another order there."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,6 @@ class _Module:
     num_out: int
     first_in: int
     rows: tuple[_Rows, ...]
-    pairs: int = 0
-    """As `Move` has it."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _Product:
 
 def module_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
     """Rows and columns of the linear modules of a layer that an adapter may change, by their names in it."""
-    dense = config.experts_of(layer) is None
+    dense = config.has_mlp(layer)
     return {
         module.name: (module.num_out, module.num_in)
         for product in _products(config, layer, 0, 1, interleaved=False).values()
@@ -141,7 +141,7 @@ def empty_adapters(
 
     return tuple(
         LayerAdapters(**{
-            name: None if name in ("gate_up", "down") and config.experts_of(layer) is not None else place(product)
+            name: None if name in ("gate_up", "down") and not config.has_mlp(layer) else place(product)
             for name, product in _products(config, layer, rank, size, interleaved=interleaved).items()
         })
         for layer in range(config.num_layers)
@@ -191,27 +191,31 @@ def _fill_product(
             for rows in module.rows:
                 into = low_rank.up_ANQ[index, rows.place, : pair.rank]
                 ends = rows.first, rows.first + len(into)
-                up = Move(pair.up, shapes[pair.up], 0, *ends, into, factor=pair.scale, pairs=module.pairs)
+                up = Move(pair.up, shapes[pair.up], 0, *ends, into, factor=pair.scale, heads=rows.heads)
                 fill(up, adapter.tensors)
 
 
 def _products(config: ModelConfig, layer: int, rank: int, size: int, *, interleaved: bool) -> dict[str, _Product]:
     """Of a layer, by their names in `LayerAdapters`."""
     builder = ShardBuilder(config, rank, size, torch.float32, torch.device("meta"), {})
-    hidden, name, attended = config.hidden_size, "self_attn.o_proj", config.attended_dim
+    heads = config.layer_heads[layer]
+    mlp_size = config.mlp_size(heads)
+    hidden, name, attended = config.hidden_size, "self_attn.o_proj", config.attended_dim(heads)
     first: dict[str, _Product] = {}
     if (delta := config.carried_of(layer)) is not None:
         assert isinstance(delta, Delta)  # `ranks_of` refuses adapters for others
         first["qkv"] = _of_rows(delta_rows(builder.places, delta, "linear_attn."), hidden)
         name, attended = "linear_attn.out_proj", delta.value_heads * delta.value_dim
     elif config.gated_attention:
-        first["qkv"] = _of_rows(builder.gated_rows("self_attn."), hidden)
+        first["qkv"] = _of_rows(builder.gated_rows("self_attn.", heads), hidden)
     elif config.latent is None:  # what makes latents, and queries of them, is left to the model
-        first["qkv"] = _stacked(config, "self_attn.", builder.qkv(), in_turns=False)
+        first["qkv"] = _stacked(config, "self_attn.", builder.qkv(heads), in_turns=False)
     return first | {
         "o": _of_columns(name, hidden, attended, rank, size),
-        "gate_up": _stacked(config, "mlp.", builder.gate_up(), in_turns=interleaved and config.gates_in_product),
-        "down": _of_columns("mlp.down_proj", hidden, config.intermediate_size, rank, size),
+        "gate_up": _stacked(
+            config, "mlp.", builder.gate_up(mlp_size), in_turns=interleaved and config.gates_in_product
+        ),
+        "down": _of_columns("mlp.down_proj", hidden, mlp_size, rank, size),
     }
 
 
@@ -229,18 +233,18 @@ def _of_rows(rows: Iterable[Rows], num_in: int) -> _Product:
 
 def _stacked(config: ModelConfig, prefix: str, stack: Stack, *, in_turns: bool) -> _Product:
     """Of projections of the same numbers: modules of their own, or one module."""
-    places, above, first = [], 0, 0
+    places, above, first, is_one = [], 0, 0, stack.name in config.stacked
     for index, part in enumerate(stack.parts):
         rows = slice(index, None, len(stack.parts)) if in_turns else slice(first, first + part.count)
-        places.append(_Rows(part.start + (above if config.stacked else 0), rows))
+        places.append(_Rows(part.start + (above if is_one else 0), rows, part.heads))
         above += part.whole
         first += part.count
     hidden = config.hidden_size
-    if config.stacked:
+    if is_one:
         modules = [_Module(f"{prefix}{stack.name}_proj", hidden, above, 0, tuple(places))]
     else:
         modules = [
-            _Module(f"{prefix}{part.name}_proj", hidden, part.whole, 0, (rows,), part.pairs)
+            _Module(f"{prefix}{part.name}_proj", hidden, part.whole, 0, (rows,))
             for part, rows in zip(stack.parts, places, strict=True)
         ]
     return _Product(tuple(modules), hidden, stack.count)

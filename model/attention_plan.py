@@ -7,6 +7,7 @@ Shape suffixes: S slots, M pages of a slot.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -22,75 +23,97 @@ from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 
 
+class Kind(NamedTuple):
+    """What layers that share a plan have in common."""
+
+    window: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class Attending(NamedTuple):
+    """A layer that attends, as far as plans mind."""
+
+    scoring: Scoring
+    k_cache: Tensor
+    """[page, kv head, token, dim]; or latents."""
+    rotary_dim: int
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.scoring, self.k_cache)
+
+
+def kind_of(scoring: Scoring, k_cache: Tensor) -> Kind:
+    return Kind(scoring.window, k_cache.shape[1], k_cache.shape[3])
+
+
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What all layers share; nothing where the references compute."""
+    """What all layers of a kind share; nothing where the references compute."""
 
-    decode: dict[int, DecodeWork | FusedPlan]
-    """By the layers' window. All but work is for the kernels that take q, k, v rows as they are."""
-    prefill: dict[int, PrefillWork | LatentPrefill]
-    """By the layers' window."""
+    decode: dict[Kind, DecodeWork | FusedPlan]
+    """All but work is for the kernels that take q, k, v rows as they are."""
+    prefill: dict[Kind, PrefillWork | LatentPrefill]
     last_queries: PrefillWork | LatentPrefill | None
     """For the last layer: of chunks that are not `deep` no more than what their last tokens need."""
 
     @classmethod
     def of_step(
-        cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, rotary_dim: int,
-        scorings: Sequence[Scoring], deterministic: bool, longest: int, deep: int,
-        fuses: bool = True, latent: Latent | None = None,
+        cls, inputs: StepInputs, attending: Sequence[Attending], page_table_SM: Tensor, *, num_heads: int,
+        deterministic: bool, longest: int, deep: int, fuses: bool = True, latent: Latent | None = None,
     ) -> "AttentionPlan":  # fmt: skip
-        """`num_heads`: q heads of this rank; `scorings`: each layer's, which differ by their windows alone; `longest`,
-        `deep`: see `Decoder.forward`; without `fuses` what comes before attention is apart; `latent`: what the cache
-        holds in place of keys and values. Graph-safe."""
+        """`attending`: the layers that do, of which those of one window and one size score alike; `num_heads`: q heads
+        of this rank; `longest`, `deep`: see `Decoder.forward`; without `fuses` what comes before attention is apart;
+        `latent`: what the cache holds in place of keys and values. Graph-safe."""
         num_rows, tries = inputs.decode_slots_B.shape[0], inputs.tries
         num_tokens = inputs.input_ids_T.shape[0] - num_rows * tries
-        decode: dict[int, DecodeWork | FusedPlan] = {}
-        prefill: dict[int, PrefillWork | LatentPrefill] = {}
+        decode: dict[Kind, DecodeWork | FusedPlan] = {}
+        prefill: dict[Kind, PrefillWork | LatentPrefill] = {}
         last_queries = None
-        if not use_kernels(kv_cache):
+        last_layer = attending[-1]
+        if not use_kernels(last_layer.k_cache):
             return cls(decode, prefill, None)
-        k_cache = kv_cache[0, 0]
         if latent is not None:
-            return cls._of_latents(inputs, k_cache, page_table_SM, num_heads, latent, num_tokens, deterministic)
+            return cls._of_latents(inputs, last_layer, page_table_SM, num_heads, latent, num_tokens, deterministic)
+        kinds = {layer.kind: layer for layer in attending}
         if num_rows:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
-            for scoring in dict.fromkeys(scorings):
-                window = scoring.window
+            for kind, (scoring, k_cache, rotary_dim) in kinds.items():
                 if fuses and can_fuse_decode(
                     k_cache, num_heads, rotary_dim, scoring, tries=tries, num_rows=num_rows, longest=longest
                 ):
-                    decode[window] = plan_fused_decode(
-                        *rows, page_table_SM, num_heads, k_cache, window=window, deterministic=deterministic,
+                    decode[kind] = plan_fused_decode(
+                        *rows, page_table_SM, num_heads, k_cache, window=kind.window, deterministic=deterministic,
                         longest=longest, tries=tries, lengths_T=inputs.lengths_T,
                     )  # fmt: skip
                 else:
-                    decode[window] = _split(
-                        *rows, page_table_SM, num_heads, k_cache, deterministic, window, tries, inputs.lengths_T
+                    decode[kind] = _split(
+                        *rows, page_table_SM, num_heads, k_cache, deterministic, kind.window, tries, inputs.lengths_T
                     )  # fmt: skip
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
             works = {
-                scoring.window: plan_prefill(
-                    *chunks, num_tokens, num_heads, k_cache, scoring, deep=deep, ends_T=inputs.ends_T
-                )
-                for scoring in dict.fromkeys(scorings)
+                kind: plan_prefill(*chunks, num_tokens, num_heads, k_cache, scoring, deep=deep, ends_T=inputs.ends_T)
+                for kind, (scoring, k_cache, _) in kinds.items()
             }
             # Few tokens are attended to in parts sooner than some of them whole.
-            last = works[scorings[-1].window]
+            last = works[last_layer.kind]
             prefill |= works
             last_queries = plan_last_queries(*chunks, last) if last.parts is None else last
         return cls(decode, prefill, last_queries)
 
     @classmethod
     def _of_latents(
-        cls, inputs: StepInputs, cache: Tensor, page_table_SM: Tensor, num_heads: int, latent: Latent, num_tokens: int,
-        deterministic: bool,
+        cls, inputs: StepInputs, layer: Attending, page_table_SM: Tensor, num_heads: int, latent: Latent,
+        num_tokens: int, deterministic: bool,
     ) -> "AttentionPlan":  # fmt: skip
-        """For `num_tokens` of chunks and all decode rows. All layers see all."""
-        decode: dict[int, DecodeWork | FusedPlan] = {}
+        """For `num_tokens` of chunks and all decode rows. All layers are alike and see all."""
+        decode: dict[Kind, DecodeWork | FusedPlan] = {}
+        kind, cache = layer.kind, layer.k_cache
         if len(inputs.decode_slots_B):
             rows = inputs.decode_lengths_B, inputs.decode_slots_B, page_table_SM
-            decode[0] = plan_latent_decode(
+            decode[kind] = plan_latent_decode(
                 *rows, cache, num_heads, latent.rank, deterministic=deterministic, tries=inputs.tries,
                 lengths_T=inputs.lengths_T,
             )  # fmt: skip
@@ -104,21 +127,21 @@ class AttentionPlan:
             room = room_for(num_tokens, len(inputs.chunk_slots_C), longest, num_heads, *sizes, cache)
         num_decodes = len(inputs.decode_slots_B) * inputs.tries
         whole, last = plan_latent_chunks(*chunks, num_decodes, num_tokens, num_heads, room)
-        return cls(decode, {0: whole}, last)
+        return cls(decode, {kind: whole}, last)
 
 
-def minds_length(
-    kv_cache: Tensor, *, num_heads: int, rotary_dim: int, scorings: Sequence[Scoring], deterministic: bool, tries: int
-) -> bool:
+def minds_length(attending: Sequence[Attending], *, num_heads: int, deterministic: bool, tries: int) -> bool:
     """Whether a plan makes something of `longest`, for rows of `tries` tokens."""
-    fused = (can_fuse_decode(kv_cache[0, 0], num_heads, rotary_dim, scoring, tries=tries) for scoring in scorings)
+    fused = (
+        can_fuse_decode(layer.k_cache, num_heads, layer.rotary_dim, layer.scoring, tries=tries) for layer in attending
+    )
     return not deterministic and any(fused)
 
 
-def depths(kv_cache: Tensor, *, num_heads: int, scorings: Sequence[Scoring], deterministic: bool) -> dict[int, int]:
+def depths(attending: Sequence[Attending], *, num_heads: int, deterministic: bool) -> dict[int, int]:
     """By the values of `deep` that make a difference, up to how many prefill tokens a plan makes something of them."""
-    far = next((scoring for scoring in scorings if not scoring.window), None)
-    return {} if deterministic or far is None else most_deep(num_heads, kv_cache[0, 0], far)
+    far = next((layer for layer in attending if not layer.scoring.window), None)
+    return {} if deterministic or far is None else most_deep(num_heads, far.k_cache, far.scoring)
 
 
 def _split(

@@ -1,4 +1,5 @@
-"""What a layer may have in the place of attention over keys and values, and of one MLP: their sizes and names.
+"""What a layer has of keys and values, or may have in the place of attention to them and of one MLP: sizes and names.
+And what its norms are called.
 
 Knows nothing of where that was read, of tensors or of ranks.
 """
@@ -7,11 +8,39 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 
+@dataclass(frozen=True)
+class Heads:
+    """The keys and values of a layer."""
+
+    count: int
+    dim: int
+    """Numbers of a head, and of one of queries."""
+    keys_are_values: bool = False
+    """Values are what the product for keys makes, before it is normed and turned; else they have one of their own."""
+    borrowed: bool = False
+    """They are those of the last layer ahead with the same window that has its own. This one makes none."""
+
+    def of_rank(self, size: int) -> int:
+        """How many one of several ranks has. With fewer than ranks, neighbours have the same one."""
+        return max(1, self.count // size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms:
+    """Of a layer: what files call each; None: there is none."""
+
+    ahead_of_attention: str | None = "input_layernorm"
+    behind_attention: str | None = None
+    """Of what it computes, before that is added to the stream."""
+    ahead_of_mlp: str | None = "post_attention_layernorm"
+    behind_mlp: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """What a checkpoint calls its experts: their block, each one's matrices (`gate_up` where gate and up rows are in
-    one, in turns; without both it has no gate), what chooses; the MLP that all share, and the bias that the others are
-    chosen with, if it has such."""
+    """What a checkpoint calls its experts: their block, if they have one, each one's matrices (`gate_up` where gate and
+    up rows are in one, in turns; without both it has no gate), what chooses; the MLP that all share, and the bias that
+    the others are chosen with, if it has such."""
 
     block: str
     gate: str = ""
@@ -62,6 +91,9 @@ class Experts:
     clamp: Clamp | None = None
     """How gates are kept within limits; all matrices have biases then, that of what chooses too. None: gates are
     SiLU's, and nothing has a bias."""
+    beside: bool = False
+    """Such a layer has one MLP as well, which reads the same stream. What both make is normed before it is added, and
+    what chooses reads the stream by a norm of its own and scales each expert. Gates are GELU's, as the MLP's."""
     layers: frozenset[int]
     """Which layers have them; others have one MLP."""
     names: ExpertNames
@@ -154,6 +186,21 @@ class Mamba(Carried):
     conv_bias: bool
     time_steps: tuple[float, float]
     """The least and the most that a token's may be."""
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What each layer is told of a token beside the stream."""
+
+    size: int
+    """Numbers for one layer."""
+    count: int
+    """Layers that the checkpoint has such numbers for."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token, for all layers."""
+        return self.size * self.count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from tercet.model.config_nemotron import blocks
 from tercet.model.expanded_checkpoint import ExpandedCheckpoint
 from tercet.model.gguf_file import GgufCheckpoint
 from tercet.model.quantization import Quantization, quantization_of, without_quantization
-from tercet.model.renamed import by_usual_names, is_bare
+from tercet.model.renamed import is_bare, with_base
 from tercet.model.safetensors_files import SafetensorsCheckpoint
 from tercet.model.shard import EMBEDDING, LM_HEAD
 from tercet.model.split_rows import granite_hybrid, nemotron_hybrid
@@ -68,7 +68,7 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
     whole = SafetensorsCheckpoint(path, pinned=device.type == "cuda")
     if quantization is None:
         whole.check_plain()
-    tensors: Files = text_tensors(whole) if has_text_part(raw) else by_usual_names(whole)
+    tensors: Files = text_tensors(raw, whole) if has_text_part(raw) else with_base(whole)
     if config.family == "granitemoehybrid":
         tensors = granite_hybrid(tensors, has_experts=config.experts is not None)
     if config.family == "nemotron_h":

@@ -175,7 +175,8 @@ def launch_all(steps: Steps, rank: int) -> None:
     trials = None if guesses is None else TrialShapes(guesses)
     most_tried = 0 if trials is None else trials.max_rows
     states = make_states(config, num_places(max_rows, 0), dtype, _META, size, most_tried)
-    shapes = decoder.shapes(kv_cache, max_rows, steps.max_num_batched_tokens, trials)
+    of_model = kv_cache.layers[: config.num_caching_layers]
+    shapes = decoder.shapes(of_model, max_rows, steps.max_num_batched_tokens, trials)
     extras = Extras(max_rows + 1, _META, config.vocab_size)
     base = max_row_words(shapes.max_rows)
     words_W = torch.empty(2 * base, dtype=torch.int32, device=_META)
@@ -183,7 +184,6 @@ def launch_all(steps: Steps, rank: int) -> None:
     places_KR = torch.empty(steps.num_landings, shapes.max_rows, dtype=torch.int32, device=_META)
     ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
     end = StepEnd(decoder, guesses, table, kv_cache, shapes, states)
-    of_model = kv_cache[: config.num_caching_layers]
     for shape in shapes.for_compilers():
         hearing = end.hearing()
         sees = see if shape.with_images else None
@@ -194,7 +194,8 @@ def launch_all(steps: Steps, rank: int) -> None:
     write_plan(words_W, words_W, RunSizes(0, base, 0, 0, 0), table, _NUM_PAGES)
     write_small_plan(words_W, words_W, base, table, _NUM_PAGES)
     pairs_P2 = words_W[base : base + 2].view(-1, 2)
-    copy_pages(kv_cache, pairs_P2)
+    for block in kv_cache.blocks:
+        copy_pages(block, pairs_P2)
     if states is not None:
         states.copy(pairs_P2)
     extras.apply(words_W, base, 1)
@@ -209,7 +210,7 @@ def _few_layers(config: ModelConfig, kept: Kept) -> tuple[ModelConfig, Kept]:
         of_layers[layer][matrix] = way
     *others, last = (
         (
-            window,
+            (window, config.layer_heads[layer]),
             config.experts_of(layer),
             config.carried_of(layer),
             layer in config.bare_layers,
@@ -224,13 +225,13 @@ def _few_layers(config: ModelConfig, kept: Kept) -> tuple[ModelConfig, Kept]:
     carrying = frozenset(layer for layer, (_, _, carries, *_) in enumerate(few) if carries)
     bare_layers = frozenset(layer for layer, (*_, bare, _) in enumerate(few) if bare)
     carried = None if config.carried is None else replace(config.carried, layers=carrying)
-    windows = tuple(window for window, *_ in few)
+    windows, heads = zip(*(attending for attending, *_ in few), strict=True)
     few_kept = {f"{LAYERS}{n}.{matrix}": way for n, (*_, ways) in enumerate(few) for matrix, way in ways}
     if (guesser := config.guesser_read) is not None:
         names = guesser.layer, guesser.join
         few_kept |= {name: way for name, way in kept.items() if name.startswith(names)}
     config = replace(
-        config, num_layers=len(few), layer_windows=windows, layer_ropes=(), experts=experts, carried=carried,
-        bare_layers=bare_layers,
+        config, num_layers=len(few), layer_windows=windows, layer_heads=heads, layer_ropes=(), experts=experts,
+        carried=carried, bare_layers=bare_layers,
     )  # fmt: skip
     return config, few_kept

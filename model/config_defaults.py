@@ -4,9 +4,12 @@ Knows names and numbers; what a field means is in `config_fields.py`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from tercet.model.blocks import Norms
 from tercet.model.config_delta import DELTA_DEFAULTS
+from tercet.model.config_gemma4 import GEMMA4, GEMMA4_DEFAULTS
 from tercet.model.config_latents import LATENT_DEFAULTS
 from tercet.model.config_mamba import MAMBA_DEFAULTS
 from tercet.model.expert_defaults import EXPERT_DEFAULTS
@@ -31,10 +34,13 @@ FAMILIES = {
     "SeedOssForCausalLM": "seed_oss",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma4ForCausalLM": "gemma4_text",
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "OlmoeForCausalLM": "olmoe",
+    "GlmForCausalLM": "glm",
+    "Glm4ForCausalLM": "glm4",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Dots1ForCausalLM": "dots1",
     "Ernie4_5ForCausalLM": "ernie4_5",
@@ -69,13 +75,22 @@ def _named(ending: str) -> dict[str, str]:
 HEADLESS = _named("Model")
 _NO_CLASSIFIERS = (
     *("apertus", "ernie4_5", "ernie4_5_moe"),
-    *("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text"),
+    *("granite", GEMMA4, "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text"),
     *MAMBA_DEFAULTS,
 )
 """Of which transformers has none."""
 # The same with a head that classifies in the place of what makes logits over the vocabulary.
 CLASSIFIERS = {
     name: family for name, family in _named("ForSequenceClassification").items() if family not in _NO_CLASSIFIERS
+}
+_GLM: dict[str, Any] = {
+    "max_position_embeddings": 131072,
+    "vocab_size": 151552,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
 }
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -211,11 +226,37 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
     },
+    GEMMA4: GEMMA4_DEFAULTS,
+    "glm": _GLM,
+    "glm4": _GLM,
     **EXPERT_DEFAULTS,
     **LATENT_DEFAULTS,
     **DELTA_DEFAULTS,
     **MAMBA_DEFAULTS,
 }
+_BEHIND = Norms(
+    ahead_of_attention=None,
+    behind_attention="post_attention_layernorm",
+    ahead_of_mlp=None,
+    behind_mlp="post_feedforward_layernorm",
+)
+_AROUND = replace(_BEHIND, ahead_of_attention="input_layernorm", ahead_of_mlp="pre_feedforward_layernorm")
+_NORMS = {
+    **dict.fromkeys(("gemma2", "gemma3_text", GEMMA4), _AROUND),
+    "glm4": Norms(behind_attention="post_self_attn_layernorm", behind_mlp="post_mlp_layernorm"),
+    **dict.fromkeys(("exaone4", "olmo2", "olmo3"), _BEHIND),
+    "apertus": Norms(ahead_of_attention="attention_layernorm", ahead_of_mlp="feedforward_layernorm"),
+}
+"""Of families that have others than most, or by other names."""
+_NORMED = ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4", "apertus")
+"""Families that norm each query's head and each key's; there are others."""
+_STACKED = {
+    "glm": frozenset({"gate_up"}),
+    "glm4": frozenset({"gate_up"}),
+    "phi3": frozenset({"qkv", "gate_up"}),
+}
+_ACTIVATIONS = {"nemotron_h": "relu2", "arcee": "relu2", "apertus": "xielu"}
+"""Of those whose MLPs have no gates."""
 _TELLING_NULLS = (
     *("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping"),
     *("q_lora_rank", "v_head_dim", "rope_interleave", "scale_depth", "dim_model_base"),
@@ -225,11 +266,6 @@ _TELLING_NULLS = (
 Where transformers can make nothing of it, or another thing than of silence, it is refused."""
 
 
-_QK_NORMED = ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4", "apertus")
-_ACTIVATIONS = {"nemotron_h": "relu2", "arcee": "relu2", "apertus": "xielu"}
-"""Of those whose MLPs have no gates."""
-
-
 def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
     """The fields that say something, and what transformers assumes for those that are not there."""
     return {**_DEFAULTS[family], **{k: v for k, v in raw.items() if v is not None or k in _TELLING_NULLS}}
@@ -237,23 +273,22 @@ def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 def traits(family: str) -> dict[str, Any]:
     """The fields of a ModelConfig that follow from the family alone, whatever kind of file it is in."""
-    is_gemma, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
-    ends_normed, is_hunyuan = is_olmo or family == "exaone4", family in ("hunyuan_v1_dense", "hunyuan_v1_moe")
-    has_delta = family in DELTA_DEFAULTS
+    shifts, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
+    is_gemma, has_delta = shifts or family == GEMMA4, family in DELTA_DEFAULTS
+    is_hunyuan = family in ("hunyuan_v1_dense", "hunyuan_v1_moe")
     return {
         "family": family,
         "activation": "gelu" if is_gemma else _ACTIVATIONS.get(family, "silu"),
-        "float32_norms": is_gemma or has_delta,
+        "float32_norms": shifts or has_delta,
         "fits_float16": not is_gemma,
-        "input_norms": not ends_normed,
-        "block_norms": is_gemma or ends_normed,
-        "qk_norm": has_delta
-        or is_hunyuan
-        or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4", "apertus"),
+        "norms": _NORMS.get(family, Norms()),
+        "turns_in_pairs": family in ("glm", "glm4", "ernie4_5", "ernie4_5_moe"),
+        "qk_norm": has_delta or is_hunyuan or family in (*_NORMED, GEMMA4),
         "qk_norm_behind": is_hunyuan,
+        "value_norm": family == GEMMA4,
+        "layer_scales": family == GEMMA4,
         "gated_attention": has_delta,
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),
-        "turns_in_pairs": family in ("ernie4_5", "ernie4_5_moe"),
         "sinks": family == "gpt_oss",
-        "stacked": family == "phi3",
+        "stacked": _STACKED.get(family, frozenset()),
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from tercet.model.blocks import Clamp, ExpertNames, Experts
 from tercet.model.config_fields import flag, number, positive, whole_number
+from tercet.model.config_gemma4 import GEMMA4
 
 _MIXTRAL = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
 _QWEN = ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
@@ -33,13 +34,14 @@ EXPERT_NAMES = {
     "gpt_oss": _GPT_OSS,
     "granitemoehybrid": replace(_QWEN, shared="shared_experts"),
     "nemotron_h": replace(_GLM, gate=""),
+    GEMMA4: replace(_QWEN, block="", router="router.proj"),
 }
 """What the families that have experts call them."""
 _GATED = "shared_expert"
 """What those call their shared MLP that count it by a sigmoid."""
 _GLM_LIKE = ("glm4_moe", "dots1", "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite")
 """Which call how many are shared, and which layers have them, as GLM does."""
-_NORMED = ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid", "ernie4_5_moe", "hunyuan_v1_moe")
+_NORMED = ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid", "ernie4_5_moe", "hunyuan_v1_moe", GEMMA4)
 """Whose weights of a token's experts add up to one, whatever config.json says."""
 _COUNTS = {
     "mixtral": 8,
@@ -59,13 +61,16 @@ _COUNTS = {
     "hunyuan_v1_moe": 1,
 }
 """Where config.json is silent."""
-_EACH = {"ernie4_5_moe": ("moe_k", 6), "hunyuan_v1_moe": ("moe_topk", 1)}
+_USUAL = "num_experts_per_tok"
+_EACH = {"ernie4_5_moe": ("moe_k", 6), "hunyuan_v1_moe": ("moe_topk", 1), GEMMA4: ("top_k_experts", None)}
 """Another name for how many serve a token, and how many do where config.json is silent."""
 
 
 def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     """The model's experts, if its family has any."""
     if family not in EXPERT_NAMES or (family == "granitemoehybrid" and config["num_local_experts"] == 0):
+        return None
+    if family == GEMMA4 and not flag(config, "enable_moe_block"):
         return None
     layers, scale = frozenset(range(config["num_hidden_layers"])), 1.0
     size_name, clamp = "moe_intermediate_size", None
@@ -91,7 +96,8 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     size = positive(config, size_name)
     count, each = _count(config, family), _each(config, family)
     if each > count:
-        raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
+        name, _ = _EACH.get(family, (_USUAL, None))
+        raise ValueError(f"config.json: {name} is {each}; want no more than there are experts ({count})")
     groups, best_groups = _groups(config, family, count, each)
     return Experts(
         count=count,
@@ -105,6 +111,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         shared_gated=EXPERT_NAMES[family].shared == _GATED,
         counts_by_share=family == "ernie4_5_moe",
         clamp=clamp,
+        beside=family == GEMMA4,
         layers=layers,
         scored_in_float32=family in ("deepseek_v2", "hunyuan_v1_moe") or bool(EXPERT_NAMES[family].bias),
         names=EXPERT_NAMES[family],
@@ -206,15 +213,14 @@ def _count(config: Mapping[str, Any], family: str) -> int:
     names = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
     count = _agreed(config, names) or _COUNTS.get(family)
     if count is None:
-        raise ValueError("config.json: n_routed_experts is missing; want a positive whole number")
+        name = "num_experts" if family == GEMMA4 else "n_routed_experts"
+        raise ValueError(f"config.json: {name} is missing; want a positive whole number")
     return count
 
 
 def _each(config: Mapping[str, Any], family: str) -> int:
-    if family not in _EACH:
-        return positive(config, "num_experts_per_tok")
-    name, silent = _EACH[family]
-    return _agreed(config, (name, "num_experts_per_tok")) or silent
+    name, silent = _EACH.get(family, (_USUAL, None))
+    return _agreed(config, (name, _USUAL)) or silent or positive(config, name)
 
 
 def _agreed(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

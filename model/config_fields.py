@@ -131,6 +131,15 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     },
     "arcee": {"hidden_act": (None, "relu2")},
     "exaone4": {"sliding_window_pattern": None},
+    "gemma4_text": {
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "final_logit_softcapping": None,
+        **dict.fromkeys(("per_layer_config", "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v")),
+        **dict.fromkeys(("hidden_size_per_layer_input", "vocab_size_per_layer_input")),
+        **dict.fromkeys(("num_kv_shared_layers", "use_double_wide_mlp")),
+        **dict.fromkeys(("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size")),
+        "use_bidirectional_attention": (None, "vision"),  # of images, which are not served
+    },
     "seed_oss": {"attention_out_bias": None},
     "hunyuan_v1_dense": {**_HUNYUAN, "num_experts": (None, 1)},
     "hunyuan_v1_moe": {

@@ -18,6 +18,7 @@ from tercet.model.config_defaults import CLASSIFIERS, FAMILIES, HEADLESS, OTHER_
 from tercet.model.config_delta import delta
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
+from tercet.model.config_gemma4 import GEMMA4, layer_heads, layer_inputs
 from tercet.model.config_guesser import guesser
 from tercet.model.config_latents import latent, size_of_head
 from tercet.model.config_mamba import mamba
@@ -29,6 +30,8 @@ _WITHOUT_BIAS = (
     *("mistral", "ministral", "ministral3", "mixtral", "phi3", "exaone4", "minimax_m2", "qwen2", "qwen2_moe"),
 )
 """Families whose files may say attention_bias and mean nothing by it."""
+_O_WITHOUT_BIAS = ("glm", "glm4", "glm4_moe")
+"""Families whose files do not mean the output product by it."""
 _MLP_BIASED = ("llama", "arcee", "smollm3", "granite", "seed_oss", "ernie4_5")
 """Families whose MLPs may have biases."""
 _BIASES = dict.fromkeys(("ernie4_5", "ernie4_5_moe"), "use_bias")
@@ -99,6 +102,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         known["qk_norm"] = flag(config, "use_qk_norm")
     of_embedding, of_blocks, of_logits = _multipliers(config, family)
     many, guessing_layers = experts(config, family), _guessing_layers(config)
+    windows = layer_windows(config, family)
     return ModelConfig(
         **known,
         vocab_size=positive(config, "vocab_size"),
@@ -112,7 +116,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         embedding_multiplier=of_embedding,
         residual_multiplier=of_blocks,
         logits_scaling=of_logits,
-        attention_scale=_attention_scale(config, head_dim) * (1.0 if latents is None else rope.score_factor),
+        attention_scale=_attention_scale(config, family, head_dim) * (1.0 if latents is None else rope.score_factor),
         attention_softcap=_cap(config, "attn_logit_softcapping"),
         logit_softcap=_cap(config, "final_logit_softcapping"),
         norm_shift=1.0 if known["float32_norms"] else 0.0,
@@ -122,17 +126,22 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         generates=not classifies and (tied or not headless),
         classifier=classifier_of(raw) if classifies else None,
         qkv_bias=flag(config, "qkv_bias") if family == "qwen2_moe" else family == "qwen2" or attention_bias,
-        o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "glm4_moe" and attention_bias,
+        o_bias=flag(config, "attention_out_bias")
+        if family == "seed_oss"
+        else family not in _O_WITHOUT_BIAS and attention_bias,
         mlp_bias=family in _MLP_BIASED and flag(config, _BIASES.get(family, "mlp_bias")),
         latent=latents,
         carried=delta(config, family) or mamba(config, family),
         experts=many,
         bare_layers=frozenset(config.get("bare_layers", ())),
+        wide_mlps=family == GEMMA4 and flag(config, "use_double_wide_mlp"),
+        layer_inputs=layer_inputs(config, family),
         guessing_layers=guessing_layers,
         guesser=guesser(
             family, num_layers, guessing_layers, has_experts=many is not None and num_layers - 1 in many.layers
         ),
-        layer_windows=layer_windows(config, family),
+        layer_windows=windows,
+        layer_heads=layer_heads(config, family, windows),
         layer_ropes=layer_ropes(config, family, ropes),
         dtype=_dtype(config),
     )
@@ -170,7 +179,7 @@ def _multipliers(config: Mapping[str, Any], family: str) -> tuple[float, float, 
         if config["dim_model_base"] is not None:
             of_logits = hidden_size / positive(config, "dim_model_base")
         return number(config, "scale_emb", 1.0), of_blocks, of_logits
-    is_gemma = family in ("gemma2", "gemma3_text")
+    is_gemma = family in ("gemma2", "gemma3_text", GEMMA4)
     return (
         hidden_size**0.5 if is_gemma else number(config, "embedding_multiplier", 1.0),
         number(config, "residual_multiplier", 1.0),
@@ -178,7 +187,9 @@ def _multipliers(config: Mapping[str, Any], family: str) -> tuple[float, float, 
     )
 
 
-def _attention_scale(config: Mapping[str, Any], head_dim: int) -> float:
+def _attention_scale(config: Mapping[str, Any], family: str, head_dim: int) -> float:
+    if family == GEMMA4:  # the norm of keys takes its place
+        return 1.0
     if "query_pre_attn_scalar" in config:
         return float(number(config, "query_pre_attn_scalar", head_dim) ** -0.5)
     return number(config, "attention_multiplier", head_dim**-0.5)

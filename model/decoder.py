@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from tercet.model.adapters import LayerAdapters
-from tercet.model.attention_plan import AttentionPlan, depths, minds_length
+from tercet.model.attention_plan import Attending, AttentionPlan, depths, minds_length
 from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.head import Head
 from tercet.model.joined_residual import JoinedResidual
-from tercet.model.layers import Layer
+from tercet.model.layer_inputs import Told, layer_inputs
+from tercet.model.layers import make_layers
 from tercet.model.padded_shapes import SHORT_ROWS, Shapes
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import Weights
@@ -32,7 +33,6 @@ from tercet.model.states import States, held_by_layers
 from tercet.model.trial_shapes import TrialShapes
 from tercet.model.vision import Vision
 from tercet.model.vision_config import axes
-from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.axis_turns import axis_turns
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.image_rows import place_image_rows
@@ -91,43 +91,25 @@ class Decoder:
         self.adapters = adapters
         self.num_adapters = max((layer.count for layer in adapters), default=0)
         # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
-        self._fuses = not ((deterministic and guesses) or config.gated_attention or config.qk_norm_behind)
+        self._fuses = not ((deterministic and guesses) or config.qk_norm_behind or config.value_norm)
         # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self._embedding_factor = rounded / config.residual_multiplier
         device = weights.embedding_VD.device
-        self._rotary_dim = config.rope.rotary_dim(config.turning_dim)
-        tables = rotary_tables(config.layer_ropes, config.turning_dim, self._rotary_dim, max_model_len, device)
-        scales = {rope: query_scales(rope, max_model_len, device) for rope in tables}
+        own = config.rope, config.turning_dim()
+        rotary_dim = config.rope.rotary_dim(own[1])
+        tables = rotary_tables(config.turns, rotary_dim, max_model_len, device)
+        scales = {rope: query_scales(rope, max_model_len, device) for rope, _ in tables}
         self.turns_by_axes = vision is not None and vision.config.sections is not None
         """Whether images turn their tokens, and those behind, otherwise than words."""
         if vision is not None and vision.config.sections is not None:
-            self._turns_PR = tables[config.rope]
-            by_axis = axes(vision.config.sections, vision.config.interleaved, self._rotary_dim // 2)
+            self._turns_PR = tables[own]
+            by_axis = axes(vision.config.sections, vision.config.interleaved, rotary_dim // 2)
             self._axis_F = torch.tensor(by_axis, dtype=torch.int32, device=device)
             """Of each frequency, which of the three numbers of a place in an image turns it."""
-        self._layers = [
-            # A window that no sequence outgrows is none.
-            Layer(
-                config=config,
-                weights=layer,
-                group=group,
-                cos_sin_PR=tables[rope],
-                scoring=Scoring(
-                    config.attention_scale,
-                    window if window < max_model_len else 0,
-                    config.attention_softcap,
-                    sinks_H=layer.sinks_H,
-                ),
-                interleaved=weights.interleaved,
-                deterministic=deterministic,
-                query_scales_P=scales[rope],
-                adapters=adapters[index] if adapters else None,
-            )
-            for index, (layer, window, rope) in enumerate(
-                zip(weights.layers, config.layer_windows, config.layer_ropes, strict=True)
-            )
-        ]
+        self._layers = make_layers(
+            config, weights, group, tables, scales, max_model_len, deterministic=deterministic, adapters=adapters
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,11 +117,12 @@ class Decoder:
         return self.weights.embedding_VD.dtype
 
     def shapes(
-        self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int, trials: TrialShapes | None = None
-    ) -> Shapes:
-        """The sizes that steps are padded to."""
+        self, kv_cache: Sequence[Tensor], max_num_seqs: int, max_num_batched_tokens: int,
+        trials: TrialShapes | None = None,
+    ) -> Shapes:  # fmt: skip
+        """The sizes that steps are padded to. `kv_cache`: see `forward`."""
         deep = {} if self.config.latent else depths(
-            kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self.deterministic
+            self._attending(kv_cache), num_heads=self._num_heads, deterministic=self.deterministic
         )  # fmt: skip
         return Shapes(
             max_num_seqs,
@@ -170,48 +153,49 @@ class Decoder:
         """Of this rank."""
         return self.config.num_heads // self.group.size
 
-    @property
-    def _scorings(self) -> list[Scoring]:
-        return [layer.scoring for layer in self._layers]
+    def _attending(self, kv_cache: Sequence[Tensor]) -> list[Attending]:
+        """The layers that have part of the cache, in their order, as it has them."""
+        caching = [layer for index, layer in enumerate(self._layers) if self.config.carried_of(index) is None]
+        return [
+            Attending(layer.attention.scoring, held[0], layer.attention.cos_sin_PR.shape[1])
+            for layer, held in zip(caching, kv_cache, strict=True)
+        ]
 
-    def short_rows(self, kv_cache: Tensor, tries: int = 1) -> int:
+    def short_rows(self, kv_cache: Sequence[Tensor], tries: int = 1) -> int:
         """Up to how many rows, of `tries` tokens each, `forward` serves in another way if it is told `longest`."""
         if self.config.latent or not self._fuses or not minds_length(
-            kv_cache, num_heads=self._num_heads, rotary_dim=self._rotary_dim, scorings=self._scorings,
-            deterministic=self.deterministic, tries=tries,
+            self._attending(kv_cache), num_heads=self._num_heads, deterministic=self.deterministic, tries=tries
         ):  # fmt: skip
             return 0
         return SHORT_ROWS if self.config.hidden_size <= _SMALL else 1
 
     @torch.inference_mode()
     def forward(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None, *,
+        self, inputs: StepInputs, kv_cache: Sequence[Tensor], page_table_SM: Tensor, states: States | None = None, *,
         longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None, hear: Hear | None = None,
     ) -> Tensor:  # fmt: skip
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
-        `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages; `longest`: tokens that
-        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many;
-        `begin`: makes what layers begin with, in place of the tokens' embeddings, and looks these up first; `hear`: is
-        told each layer's number and the stream ahead of it, [T, D], which is gone by the next. Graph-safe: fixed shapes
-        give fixed launches.
+        `kv_cache`: of each layer that has part of it, [k/v, page, kv head, token, dim]; `page_table_SM`: each slot's
+        pages; `longest`: tokens that a decode row has at most, of a few that are short; `deep`: of few prefill tokens
+        some come behind so many; `begin`: makes what layers begin with, in place of the tokens' embeddings, and looks
+        these up first; `hear`: is told each layer's number and the stream ahead of it, [T, D], which is gone by the
+        next. Graph-safe: fixed shapes give fixed launches.
         """
         tables = inputs, kv_cache, page_table_SM, states
-        residual, attended_TH = self._attend_in_last(
-            *tables, whole=False, longest=longest, deep=deep, begin=begin, hear=hear
-        )
-        return self._rows(residual, attended_TH, inputs)
+        last = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep, begin=begin, hear=hear)
+        return self._rows(*last, inputs)
 
     @torch.inference_mode()
     def forward_whole(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None, *,
+        self, inputs: StepInputs, kv_cache: Sequence[Tensor], page_table_SM: Tensor, states: States | None = None, *,
         deep: int = 0, hear: Hear | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The same, and hidden states of all tokens: [T, D]. To the bit, but on several ranks in default mode."""
         tables = inputs, kv_cache, page_table_SM, states
-        residual, attended_TH = self._attend_in_last(*tables, whole=True, deep=deep, hear=hear)
-        hidden_RD = self._rows(residual, attended_TH, inputs)
-        self._layers[-1].add(residual, attended_TH, inputs.groups_T)
+        residual, attended_TH, told = self._attend_in_last(*tables, whole=True, deep=deep, hear=hear)
+        hidden_RD = self._rows(residual, attended_TH, told, inputs)
+        self._layers[-1].add(residual, attended_TH, inputs.groups_T, told)
         return hidden_RD, residual.end()
 
     @torch.inference_mode()
@@ -233,20 +217,25 @@ class Decoder:
         return turns_TR
 
     def _attend_in_last(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None, *, whole: bool,
-        longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None, hear: Hear | None = None,
-    ) -> tuple[Residual, Tensor]:  # fmt: skip
-        """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
+        self, inputs: StepInputs, kv_cache: Sequence[Tensor], page_table_SM: Tensor, states: States | None, *,
+        whole: bool, longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None,
+        hear: Hear | None = None,
+    ) -> tuple[Residual, Tensor, Told | None]:  # fmt: skip
+        """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens. And
+        what it is told beside."""
         plan = AttentionPlan.of_step(
-            inputs, kv_cache, page_table_SM, num_heads=self._num_heads, rotary_dim=self._rotary_dim,
-            scorings=self._scorings, deterministic=self.deterministic, longest=longest, deep=deep,
-            fuses=self._fuses, latent=self.config.latent,
+            inputs, self._attending(kv_cache), page_table_SM, num_heads=self._num_heads,
+            deterministic=self.deterministic, longest=longest, deep=deep, fuses=self._fuses, latent=self.config.latent,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         beginning = Beginning(self.embed(inputs.input_ids_T)) if begin is None else begin()
         images, ids_T = inputs.image_rows, inputs.input_ids_T
         if images is not None:
             place_image_rows(beginning.stream_TD, ids_T, images.stream_TD, add=False)
+        told_TX = None if self.weights.inputs is None else layer_inputs(
+            ids_T, beginning.stream_TD, self.weights.inputs, self.group, self.config.rms_norm_eps,
+            deterministic=self.deterministic,
+        )  # fmt: skip
         residual = self._residual(beginning, inputs, whole=whole)
         for index, (layer, place) in enumerate(
             zip(self._layers, held_by_layers(self.config, kv_cache, states), strict=True)
@@ -254,20 +243,22 @@ class Decoder:
             is_last = layer is self._layers[-1]
             if images is not None and 0 < index <= len(images.deep):
                 place_image_rows(residual.whole(), ids_T, images.deep[index - 1], add=True)
-            prefill = plan.last_queries if is_last and not whole else plan.prefill.get(layer.scoring.window)
-            attended_TH = layer.attend(residual, inputs, page_table_SM, place, plan, prefill)
+            last_queries = is_last and not whole
+            attended_TH = layer.attend(residual, inputs, page_table_SM, place, plan, last_queries=last_queries)
             if hear is not None:
                 hear(index, residual.ahead_of_layer)
+            told = None if told_TX is None else Told(told_TX, index)
             if not is_last:
-                layer.add(residual, attended_TH, inputs.groups_T)
-        return residual, attended_TH
+                layer.add(residual, attended_TH, inputs.groups_T, told)
+        return residual, attended_TH, told
 
-    def _rows(self, residual: Residual, attended_TH: Tensor, inputs: StepInputs) -> Tensor:
+    def _rows(self, residual: Residual, attended_TH: Tensor, told: Told | None, inputs: StepInputs) -> Tensor:
         """The end of the last layer for the rows alone."""
         if inputs.chunk_slots_C.shape[0]:  # else each token is a row
             rows_R = inputs.sample_rows_R
             residual, attended_TH = residual.of_rows(rows_R), embedding(rows_R, attended_TH)
-        self._layers[-1].add(residual, attended_TH, inputs.groups_R)
+            told = told and told._replace(rows_R=rows_R)
+        self._layers[-1].add(residual, attended_TH, inputs.groups_R, told)
         return residual.end()
 
     def _residual(self, beginning: Beginning, inputs: StepInputs, *, whole: bool) -> Residual:
@@ -280,7 +271,7 @@ class Decoder:
         # Blocks with norms of their own need the sum over ranks before those; what adapters add is not made in halves.
         # Nor can rows be added to what is still on its way.
         plain = inputs.groups_T is None and inputs.image_rows is None
-        halves = self._exchanges and not whole and not self.config.block_norms and plain
+        halves = self._exchanges and not whole and self.config.norms.behind_attention is None and plain
         if halves and (exchange := self.group.exchange_for(len(stream_TD))):
             return ExchangedResidual(
                 stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1

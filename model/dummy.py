@@ -72,7 +72,7 @@ class DummyCheckpoint:
 
     def read_scaled(self, name: str, dim: int, start: int, stop: int) -> Iterator[ScaledRows]:
         whole = self._scaled_rows(name)
-        yield whole.rows(slice(start, stop)) if dim == 0 else whole.columns(start, stop)
+        yield whole.rows(start, stop) if dim == 0 else whole.columns(start, stop)
 
     def _normal(self, name: str, deviation: float = _STANDARD_DEVIATION) -> Tensor:
         whole = torch.empty(self._shapes[name], dtype=self._dtype, device=self._device)

@@ -8,7 +8,7 @@ Shape suffixes: T tokens of the step, R rows that sample, B slots, D hidden size
 of one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -55,8 +55,8 @@ class EagleGuesser:
 
     @torch.inference_mode()
     def forward(
-        self, inputs: StepInputs, hidden_TD: Tensor, kv_cache: Tensor, page_table_SM: Tensor, *, of_model: bool,
-        longest: int = 0, deep: int = 0,
+        self, inputs: StepInputs, hidden_TD: Tensor, kv_cache: Sequence[Tensor], page_table_SM: Tensor, *,
+        of_model: bool, longest: int = 0, deep: int = 0,
     ) -> Tensor:  # fmt: skip
         """Uses `hidden_TD` up; whose they are makes no difference."""
         own, body = self._own, self._body

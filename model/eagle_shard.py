@@ -49,7 +49,7 @@ class EagleShard:
             token_norm_D=places.norm(f"{prefix}input_layernorm", hidden),
             hidden_norm_D=places.norm(f"{prefix}hidden_norm", hidden),
             begins_normed=config.begins_normed,
-            layer=builder.layer(prefix, interleaved, None, None),
+            layer=builder.layer(prefix, interleaved, config.layer.heads, None, None),
             norm_D=places.norm("norm", hidden),
             lm_head_UD=builder.vocabulary(LM_HEAD),
             places_V=None if self.offsets_U is None else torch.empty(

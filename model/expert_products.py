@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tercet.model.linear import is_reordered, linear, reorder_for_cpu
 from tercet.triton_kernels.clamped_gate import ClampedGate, clamped_gate_reference
+from tercet.triton_kernels.gelu_and_mul import gelu_and_mul_reference
 from tercet.triton_kernels.relu_squared import relu_squared_reference
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 
@@ -32,7 +33,7 @@ def reorder_experts(w_ENK: Tensor) -> Tensor | ReorderedExperts:
 
 def go_through_reordered(
     x_TD: Tensor, chosen_TK: Tensor, counts_TK: Tensor, gate_up: ReorderedExperts, down: ReorderedExperts,
-    clamp: ClampedGate | None, bias_ED: Tensor | None, *, gated: bool = True,
+    clamp: ClampedGate | None, bias_ED: Tensor | None, *, gated: bool = True, gelu: bool = False,
 ) -> Tensor:  # fmt: skip
     """Each token's sum of what its experts make of it, by how much they count, in the order of their numbers: [T, D].
 
@@ -51,7 +52,8 @@ def go_through_reordered(
         if not gated:
             gated_XF = relu_squared_reference(y_X2F)
         elif clamp is None:
-            gated_XF = silu_and_mul_reference(y_X2F[:, 0::2], y_X2F[:, 1::2])
+            gate = gelu_and_mul_reference if gelu else silu_and_mul_reference
+            gated_XF = gate(y_X2F[:, 0::2], y_X2F[:, 1::2])
         else:
             gated_XF = clamped_gate_reference(y_X2F, clamp.bias_E2F[expert], clamp.limit, clamp.slope)
         bias_D = None if bias_ED is None else bias_ED[expert]

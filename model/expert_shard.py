@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tercet.model.blocks import Experts
 from tercet.model.places import Move, Places
-from tercet.model.rank_weights import ExpertWeights
+from tercet.model.rank_weights import BesideWeights, ExpertWeights
 
 
 def expert_weights(places: Places, prefix: str, experts: Experts, hidden: int) -> ExpertWeights:
@@ -19,7 +19,7 @@ def expert_weights(places: Places, prefix: str, experts: Experts, hidden: int) -
     part = whole // places.size
     start = places.rank * part
     # Whose matrices each expert's are part of, their size there, and where they begin.
-    block = f"{prefix}{names.block}."
+    block = f"{prefix}{names.block}." if names.block else prefix
     matrices = [(f"{block}experts.{index}.", whole, start) for index in range(experts.count)]
     shared, size = f"{block}{names.shared}.", experts.shared * whole
     matrices += [(shared, size, first + start) for first in range(0, size, whole)]
@@ -43,15 +43,27 @@ def expert_weights(places: Places, prefix: str, experts: Experts, hidden: int) -
     )
     router_LD, bias_E = _router(places, block, experts, hidden)
     if experts.clamp is None:
-        return ExpertWeights(router_LD, None, bias_E, gate_up_E2FD, None, down_EDF, None)
+        scales_E = places.numbers(f"{prefix}router.per_expert_scale", experts.count) if experts.beside else None
+        return ExpertWeights(router_LD, None, bias_E, scales_E, gate_up_E2FD, None, down_EDF, None)
     gate_up_bias_E2F = places.empty(experts.count, 2 * part)
     places.share(f"{block}experts.{names.gate_up}_bias", 2 * whole, gate_up_bias_E2F)
     down_bias_ED = places.empty(experts.count, hidden)
     places.rows(f"{block}experts.{names.down}_bias", experts.count, 0, down_bias_ED)
     router_bias_L = places.whole(f"{block}{names.router}.bias", experts.count)
     return ExpertWeights(
-        router_LD, router_bias_L, bias_E, gate_up_E2FD, gate_up_bias_E2F, down_EDF, down_bias_ED
+        router_LD, router_bias_L, bias_E, None, gate_up_E2FD, gate_up_bias_E2F, down_EDF, down_bias_ED
     )  # fmt: skip
+
+
+def weights_beside(places: Places, prefix: str, experts: Experts, hidden: int) -> BesideWeights:
+    """Of a layer that has one MLP as well."""
+    return BesideWeights(
+        experts=expert_weights(places, prefix, experts, hidden),
+        router_norm_D=places.numbers(f"{prefix}router.scale", hidden, factor=hidden**-0.5),
+        input_norm_D=places.norm(f"{prefix}pre_feedforward_layernorm_2", hidden),
+        norm_D=places.norm(f"{prefix}post_feedforward_layernorm_2", hidden),
+        mlp_norm_D=places.norm(f"{prefix}post_feedforward_layernorm_1", hidden),
+    )
 
 
 def _router(places: Places, block: str, experts: Experts, hidden: int) -> tuple[Tensor, Tensor | None]:

@@ -29,14 +29,17 @@ from tercet.triton_kernels.sum_experts import sum_experts
 
 def go_through_experts(
     x_TD: Tensor, rows: Tensor | None, *, weights: ExpertWeights, experts: Experts, deterministic: bool,
-    counts_biases: bool,
+    counts_biases: bool, router_TD: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """What its experts make of each token, this rank's part: [T, D]. `rows`: see `linear.py`. `counts_biases`: those of
-    what they end with count here; on one rank they do."""
+    what they end with count here; on one rank they do. `router_TD`: what chooses reads that, where it is not `x_TD`."""
     out_TL = None
     if experts.scored_in_float32:
         out_TL = x_TD.new_empty(len(x_TD), len(weights.router_LD), dtype=torch.float32)
-    logits_TL = linear(x_TD, weights.router_LD, weights.router_bias_L, out_TL, deterministic=deterministic, rows=rows)
+    read_TD = x_TD if router_TD is None else router_TD
+    logits_TL = linear(
+        read_TD, weights.router_LD, weights.router_bias_L, out_TL, deterministic=deterministic, rows=rows
+    )  # fmt: skip
     chosen_TK, counts_TK = route(
         logits_TL,
         experts.each,
@@ -44,6 +47,7 @@ def go_through_experts(
         bias_E=weights.bias_E,
         shares=experts.counts_by_share,
         scale=experts.scale,
+        scales_E=weights.scales_E,
         shared=experts.shared,
         gated=experts.shared_gated,
         paired=len(weights.router_LD) == 2 * experts.count,
@@ -60,7 +64,8 @@ def go_through_experts(
     if isinstance(gate_up, ReorderedExperts):
         assert isinstance(down, ReorderedExperts)
         return go_through_reordered(
-            x_TD, chosen_TK, counts_TK, gate_up, down, clamp, bias_ED, gated=experts.gated
+            x_TD, chosen_TK, counts_TK, gate_up, down, clamp, bias_ED, gated=experts.gated,
+            gelu=experts.beside,
         )  # fmt: skip
     assert not isinstance(down, ReorderedExperts)
     tile = expert_tile(
@@ -74,7 +79,7 @@ def go_through_experts(
     work = deal_out(chosen_TK, experts.all, tile)
     pairs_each = experts.each + experts.shared
     if experts.gated:
-        gated_PF = matmul_experts_gated(x_TD, gate_up, work, pairs_each, clamp)
+        gated_PF = matmul_experts_gated(x_TD, gate_up, work, pairs_each, clamp, gelu=experts.beside)
     else:
         gated_PF = matmul_experts(x_TD, gate_up, work, squared_each=pairs_each)
     return sum_experts(matmul_experts(gated_PF, down, work), counts_TK, rows, chosen_TK, bias_ED)

@@ -5,7 +5,7 @@ Knows the order of things; what is sampled from hidden states is the sampler's m
 Shape suffixes: R rows that sample, T tokens of the step, D hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tercet.model.decoder import Decoder
 from tercet.model.guesser import Hearing
+from tercet.model.kv_cache import num_pages_of, page_size_of
 from tercet.model.runner_settings import GuessSettings
 from tercet.model.states import States
 from tercet.model.step_buffers import StepBuffers
@@ -40,7 +41,7 @@ class Forwarded(NamedTuple):
 
 def forward_step(
     decoder: Decoder,
-    kv_cache: Tensor,
+    kv_cache: Sequence[Tensor],
     table: SlotTable,
     buffers: StepBuffers,
     shape: StepShape,
@@ -49,10 +50,10 @@ def forward_step(
     hearing: Hearing | None = None,
     see: Callable[[StepInputs], StepInputs] | None = None,
 ) -> Forwarded:
-    """Prepare a step and run the model. `kv_cache`: [layer, k/v, page, kv head, token, dim], of the model's own layers;
+    """Prepare a step and run the model. `kv_cache`: of the model's own layers, see `Decoder.forward`;
     `guesses`: of an engine that tries any; `states`: of a model whose layers carry some;
     `hearing`: what hears the step's stream on the way; `see`: of a step with images, adds them to what layers read."""
-    sizes = {"page_size": kv_cache.shape[4], "num_pages": kv_cache.shape[2]}
+    sizes = {"page_size": page_size_of(kv_cache), "num_pages": num_pages_of(kv_cache)}
     trials, whole = None, shape.of_prompts
     if shape.num_trials:
         assert guesses is not None

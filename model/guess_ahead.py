@@ -8,6 +8,7 @@ often than two draws would. What a slot has that is no guess by now is tried all
 Shape suffixes: B slots, N tokens of each, T tokens of the step, R rows, D hidden size, K guesses.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from tercet.model.forward_step import Forwarded
 from tercet.model.guesser import Guesser, Hearing
+from tercet.model.kv_cache import num_pages_of, page_size_of
 from tercet.model.runner_settings import GuessSettings
 from tercet.model.sampler import takes_whole_logits
 from tercet.model.step_shape import StepShape
@@ -30,9 +32,9 @@ class GuessAhead:
     """Of one runner: the layer, its part of the cache, and memory for what it reads."""
 
     def __init__(
-        self, guesser: Guesser, settings: GuessSettings, table: SlotTable, kv_cache: Tensor, max_tokens: int
+        self, guesser: Guesser, settings: GuessSettings, table: SlotTable, kv_cache: Sequence[Tensor], max_tokens: int
     ) -> None:
-        """`kv_cache`: [1, k/v, page, kv head, token, dim]; `max_tokens`: of a step."""
+        """`kv_cache`: of the layer alone, see `Decoder.forward`; `max_tokens`: of a step."""
         self._guesser, self._table, self._kv_cache = guesser, table, kv_cache
         self._num_guesses, self._most_slots = settings.num_guesses, settings.most_slots
         device, most = table.length_S.device, settings.most_slots
@@ -68,7 +70,7 @@ class GuessAhead:
             return
         slots_B = rows.slots_R if forwarded.trials is None else forwarded.trials.slots_B
         guesses = self._rows.cut(num_slots)
-        page_size, num_pages = self._kv_cache.shape[4], self._kv_cache.shape[2]
+        page_size, num_pages = page_size_of(self._kv_cache), num_pages_of(self._kv_cache)
         guess_rows(guesses, slots_B, rows.positions_R, self._table, page_size=page_size, num_pages=num_pages)
         hidden_BD = hidden_RD if forwarded.trials is None else embedding(guesses.picks_B, hidden_RD)
         for guess in range(self._num_guesses):

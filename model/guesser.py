@@ -8,6 +8,7 @@ where guesses go, is `guess_ahead.py`'s matter.
 Shape suffixes: T tokens of the step, R rows that sample, B slots, D hidden size, S slots of the table, M pages of one.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -44,12 +45,12 @@ class Guesser(Protocol):
         ...
 
     def forward(
-        self, inputs: StepInputs, hidden_TD: Tensor, kv_cache: Tensor, page_table_SM: Tensor, *, of_model: bool,
-        longest: int = 0, deep: int = 0,
+        self, inputs: StepInputs, hidden_TD: Tensor, kv_cache: Sequence[Tensor], page_table_SM: Tensor, *,
+        of_model: bool, longest: int = 0, deep: int = 0,
     ) -> Tensor:  # fmt: skip
         """Hidden states of the rows, before its norm: [R, D]. `inputs`: as of a step of the model, but that its ids are
         of the tokens behind those that `hidden_TD` are of; `of_model`: it is the model that has made those, or what was
-        heard of it; else this layer. `kv_cache`: [1, k/v, page, kv head, token, dim], this layer's. Graph-safe."""
+        heard of it; else this layer. `kv_cache`: this layer's alone, see `Decoder.forward`. Graph-safe."""
         ...
 
     def draw(
@@ -78,8 +79,8 @@ class OwnGuesser:
 
     @torch.inference_mode()
     def forward(
-        self, inputs: StepInputs, hidden_TD: Tensor, kv_cache: Tensor, page_table_SM: Tensor, *, of_model: bool,
-        longest: int = 0, deep: int = 0,
+        self, inputs: StepInputs, hidden_TD: Tensor, kv_cache: Sequence[Tensor], page_table_SM: Tensor, *,
+        of_model: bool, longest: int = 0, deep: int = 0,
     ) -> Tensor:  # fmt: skip
         own, body = self._own, self._body
 
@@ -150,6 +151,7 @@ def _of_one_layer(config: ModelConfig) -> ModelConfig:
         num_layers=1,
         layer_windows=(),
         layer_ropes=(),
+        layer_heads=(),
         carried=None,
         experts=experts and replace(experts, layers=frozenset((0,))),
         guesser=None,

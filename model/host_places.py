@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tercet.model.host_memory import HostMemory
-from tercet.model.kv_cache import size_text
+from tercet.model.kv_cache import KvCache, page_size_of, size_text
 from tercet.model.parallel import Group
 from tercet.model.states import States
 
@@ -20,19 +20,19 @@ _CHAT_TOKENS = 4096
 class HostPlaces(NamedTuple):
     """Of one rank; the first dimension is that of places."""
 
-    pages: Tensor
-    """[place, layer, k/v, kv head, token, dim]"""
+    pages: tuple[Tensor, ...]
+    """Of each of the cache's blocks: [place, layer, k/v, kv head, token, dim]."""
     tails: Tensor | None = None
     """As `States` has them, [place, layer, ...]: of as many states as there are places for."""
     states: Tensor | None = None
 
     @property
     def num_pages(self) -> int:
-        return len(self.pages)
+        return len(self.pages[0])
 
     @property
     def page_bytes(self) -> int:
-        return self.pages[0].nbytes
+        return sum(block[0].nbytes for block in self.pages)
 
     @property
     def num_states(self) -> int:
@@ -43,15 +43,14 @@ class HostPlaces(NamedTuple):
         return 0 if self.tails is None or self.states is None else self.tails[0].nbytes + self.states[0].nbytes
 
 
-def divide(memory: HostMemory, kv_cache: Tensor, states: States | None, group: Group) -> HostPlaces:
+def divide(memory: HostMemory, kv_cache: KvCache, states: States | None, group: Group) -> HostPlaces:
     """As many places as every rank has room for, once the memory is there: where there are states, one for each of them
     beside those for the pages of so long a chat. ValueError where the system has too little, or this is too little for
     one of each."""
-    page_shape = *kv_cache.shape[:2], *kv_cache.shape[3:]
-    page_bytes, page_size = prod(page_shape) * kv_cache.itemsize, kv_cache.shape[4]
+    page_bytes, page_size = sum(block[:, :, 0].nbytes for block in kv_cache.blocks), page_size_of(kv_cache.layers)
     if states is None:
         num_pages = _checked(memory, group.min(memory.num_bytes // page_bytes), page_size, page_bytes, 0)
-        return HostPlaces(memory.places((num_pages, *page_shape), kv_cache.dtype))
+        return HostPlaces(_pages(memory, kv_cache, num_pages))
     tails, whole = states.tails_LSTC, states.states_LSHDV
     tail_shape, state_shape = ((one.shape[0], *one.shape[2:]) for one in (tails, whole))
     state_bytes = states.nbytes // tails.shape[1]
@@ -62,10 +61,19 @@ def divide(memory: HostMemory, kv_cache: Tensor, states: States | None, group: G
     first = num_pages * page_bytes  # a whole number of tiles: what follows is aligned
     behind = first + num_states * prod(state_shape) * whole.itemsize
     return HostPlaces(
-        memory.places((num_pages, *page_shape), kv_cache.dtype),
+        _pages(memory, kv_cache, num_pages),
         memory.places((num_states, *tail_shape), tails.dtype, behind),
         memory.places((num_states, *state_shape), whole.dtype, first),
     )
+
+
+def _pages(memory: HostMemory, kv_cache: KvCache, num_pages: int) -> tuple[Tensor, ...]:
+    """Places of each block behind those of the one before."""
+    places: list[Tensor] = []
+    for block in kv_cache.blocks:
+        shape, first = (num_pages, *block.shape[:2], *block.shape[3:]), sum(place.nbytes for place in places)
+        places.append(memory.places(shape, block.dtype, first))
+    return tuple(places)
 
 
 def _checked(memory: HostMemory, num_pages: int, page_size: int, page_bytes: int, state_bytes: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tercet.model.config_fields import flag, number, positive
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_fields import ACTIVATIONS, check_only, of_text, sizes_of, vision_fields
+from tercet.model.vision_fields import ACTIVATIONS, check_only, of_square, of_text, sizes_of, vision_fields
 from tercet.model.vision_pixels import CLIP, normalisation
 
 _DEFAULTS = {
@@ -71,7 +71,7 @@ def internvl_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> Vision
 
 def _sides(raw: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Of a patch in pixels, of a token in patches, of a tile in tokens."""
-    size, patch = (positive({name: _of_square(config[name])}, name) for name in ("image_size", "patch_size"))
+    size, patch = (positive({name: of_square(config[name])}, name) for name in ("image_size", "patch_size"))
     ratio, tokens = number(raw, "downsample_ratio", 0.5), positive(raw, "image_seq_length", 256)
     merge = max(1, round(1 / ratio))
     length = size // patch // merge
@@ -81,10 +81,3 @@ def _sides(raw: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, int,
             f"become {tokens} tokens (image_seq_length); want a square of them, each of as many whole patches"
         )
     return patch, merge, length
-
-
-def _of_square(value: object) -> object:
-    """Files give both sides of one."""
-    if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
-        return value[0]
-    return value

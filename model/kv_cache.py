@@ -1,10 +1,13 @@
-"""The pages that hold keys and values: how many fit, and the tensor they are.
+"""The pages that hold keys and values: how many fit, and the tensors they are.
 
 Knows bytes and shapes; which page belongs to whom is the scheduler's matter.
 """
 
 import logging
 import mmap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -26,6 +29,28 @@ FP8_CAPABILITY = 89
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 
 
+@dataclass(frozen=True)
+class KvCache:
+    """Of one rank. A page is as many tokens in every layer, whatever a layer holds of them."""
+
+    layers: tuple[Tensor, ...]
+    """Of each layer that attends, what it attends to: [k/v, page, kv head, token, dim]."""
+    blocks: tuple[Tensor, ...]
+    """The same memory, to be copied: of the layers that hold as much, [layer, k/v, page, kv head, token, dim]."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks[0].device
+
+
+def num_pages_of(layers: Sequence[Tensor]) -> int:
+    return layers[0].shape[1]
+
+
+def page_size_of(layers: Sequence[Tensor]) -> int:
+    return layers[0].shape[3]
+
+
 def cache_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """What `--kv-cache-dtype` means for a model in `dtype`; ValueError where the device cannot do it."""
     if wanted == "auto":
@@ -42,9 +67,16 @@ def cache_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.
 
 def make_kv_cache(
     config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device, tp_size: int
-) -> Tensor:
-    """[layer, k/v, page, kv head, token, dim], zeros: a page holds numbers before it holds keys."""
-    shape = config.cache_shape(num_pages, page_size, tp_size)
+) -> KvCache:
+    """Zeros: a page holds numbers before it holds keys."""
+    shapes = config.cache_shapes(num_pages, page_size, tp_size)
+    blocks = {shape: _zeros((count, *shape), dtype, device) for shape, count in Counter(shapes).items()}
+    left = {shape: iter(block) for shape, block in blocks.items()}
+    own = [next(left[shape]) for shape in shapes]
+    return KvCache(tuple(own[place] for place in config.cache_places), tuple(blocks.values()))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type == "cpu":  # memory of the system is zeros until it is written, and need not be written now
         return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -9,28 +9,34 @@ head's value, S slots, M pages of a slot, P positions, R numbers that turn.
 
 from torch import Tensor
 
-from tercet.model.attention_plan import AttentionPlan
+from tercet.model.attention_plan import AttentionPlan, kind_of
 from tercet.model.blocks import Latent
 from tercet.model.head_products import queries_to_latents, values_of_latents
 from tercet.model.linear import linear
 from tercet.model.rank_weights import LatentWeights
+from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_work import DecodeWork
-from tercet.triton_kernels.latent_attention import LatentPrefill, latent_decode_attention, latent_prefill_attention
+from tercet.triton_kernels.latent_attention import latent_decode_attention, latent_prefill_attention
 from tercet.triton_kernels.latent_hopper import attend_in_room
 from tercet.triton_kernels.latent_prologue import latent_prologue
 from tercet.triton_kernels.latent_room import expand_latents
+from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.scale_queries import scale_queries
 
 
 def attend_to_latents(
     x_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, cache: Tensor, plan: AttentionPlan,
-    prefill: LatentPrefill | None, *, latent: Latent, weights: LatentWeights, cos_sin_PR: Tensor, scale: float,
-    query_scales_P: Tensor | None, deterministic: bool,
+    *, latent: Latent, weights: LatentWeights, cos_sin_PR: Tensor, scale: float, query_scales_P: Tensor | None,
+    deterministic: bool, last_queries: bool,
 ) -> Tensor:  # fmt: skip
-    """[T, N] -> [T, H V]. `cache`: this layer's, [page, 1, token, dim], to which the tokens' latents go; `prefill`: the
-    part of the plan for chunks; `query_scales_P`: what queries are multiplied by at each position, if by anything."""
+    """[T, N] -> [T, H V]. `cache`: this layer's, [page, 1, token, dim], to which the tokens' latents go; `plan`,
+    `last_queries`: see `Layer.attend`; `query_scales_P`: what queries are multiplied by at each position, if by
+    anything."""
     rows = inputs.told_tokens_1
+    kind = kind_of(Scoring(scale), cache)
+    prefill = plan.last_queries if last_queries else plan.prefill.get(kind)
+    assert not isinstance(prefill, PrefillWork)
     room = prefill.room if prefill else None
     by_latents = room.latent_rows_1 if room else rows
     q_TQ = latent_prologue(
@@ -49,7 +55,7 @@ def attend_to_latents(
     num_decodes = len(inputs.decode_slots_B) * inputs.tries
     out_THL = q_THD.new_empty(num_tokens, num_heads, latent.rank)
     if num_decodes:
-        work = plan.decode.get(0)
+        work = plan.decode.get(kind)
         assert work is None or isinstance(work, DecodeWork)
         latent_decode_attention(
             q_THD[:num_decodes],

@@ -8,6 +8,7 @@ from typing import Any
 
 from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_fields import flag, positive
+from tercet.model.config_gemma4 import GEMMA4
 from tercet.model.config_latents import LATENT_DEFAULTS, size_of_head
 from tercet.model.config_mamba import MAMBA_DEFAULTS, turns
 from tercet.model.config_positions import with_plain_positions, with_stretched_base, without_turned_share
@@ -15,7 +16,7 @@ from tercet.model.rope import Rope, parse_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _UNWINDOWED = (
-    *("llama", "apertus", "arcee", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2"),
+    *("llama", "apertus", "arcee", "granite", "olmo2", "seed_oss", "olmoe", "glm", "glm4", "glm4_moe", "minimax_m2"),
     *("ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe"),
     *LATENT_DEFAULTS,
     *DELTA_DEFAULTS,
@@ -23,7 +24,7 @@ _UNWINDOWED = (
 )
 _ALIKE = (*_UNWINDOWED, "mistral", "ministral3", "mixtral", "phi3", "qwen3_moe")
 """Families whose layers are all alike, whatever layer_types says; those whose attention sees all among them."""
-_PARTIAL = ("phi3", "glm4_moe", "minimax_m2", *DELTA_DEFAULTS)
+_PARTIAL = ("phi3", "glm", "glm4", "glm4_moe", "minimax_m2", *DELTA_DEFAULTS)
 """Families of whose heads only a part may turn."""
 _GROWING = ("ministral3", "mistral4")
 """Families whose queries grow with their position."""
@@ -38,6 +39,8 @@ def layer_windows(config: Mapping[str, Any], family: str) -> tuple[int, ...]:
         if types != expected:
             wanted = ", ".join(set(expected))
             raise ValueError(f"config.json: layer_types is {types!r}; supported for {family}: {wanted} throughout")
+    if family == GEMMA4 and types[-1] != FULL:
+        raise ValueError(f"config.json: layer_types ends with {types[-1]!r}; supported for {family}: {FULL}")
     if SLIDING in types and window is None:
         raise ValueError("config.json: layer_types asks for sliding_attention, but sliding_window is not in use")
     return tuple(window if kind == SLIDING and window else 0 for kind in types)
@@ -57,7 +60,7 @@ def layer_ropes(config: Mapping[str, Any], family: str, ropes: Mapping[str, Rope
 
 def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
     """How positions turn heads of layers of each type."""
-    if family not in ("gemma3_text", "olmo3"):
+    if family not in ("gemma3_text", GEMMA4, "olmo3"):
         if family in DELTA_DEFAULTS:
             config = with_plain_positions(config)
         if family == "mistral4":
@@ -76,7 +79,7 @@ def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
         )
     config = _unscaled(config)
     return {
-        FULL: parse_rope({**config, "rope_parameters": both[FULL]}),
+        FULL: parse_rope({**config, "rope_parameters": both[FULL]}, proportional=family == GEMMA4),
         SLIDING: parse_rope({**config, **_local_base(config), "rope_parameters": both[SLIDING]}),
     }
 
@@ -133,6 +136,8 @@ def _silent_types(config: Mapping[str, Any], family: str) -> list[str]:
     match family:
         case "gemma2" | "gpt_oss":
             slides = [layer % 2 == 0 for layer in layers]
+        case "gemma4_text":
+            slides = [(layer + 1) % 6 != 0 and layer + 1 < len(layers) for layer in layers]
         case "gemma3_text":
             pattern = positive(config, "sliding_window_pattern")
             slides = [(layer + 1) % pattern != 0 for layer in layers]

@@ -1,46 +1,42 @@
 """One decoder layer on one rank: attention and MLP between norms, each ending in a sum over ranks.
 
-Knows the kernels of attention and the shapes of a step's tokens; knows no request, and no checkpoint.
+Knows what each layer has in the place of either; knows no request, and no checkpoint.
 
 Shape suffixes: T tokens of the step (decode rows, then prefill tokens), H q heads of this rank times head size, N q, k
 and v rows of this rank, J those of q and k, F intermediate size of this rank, S slots, M pages of a slot, P positions,
 R rotary dimension.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from tercet.model.adapters import LayerAdapters
+from tercet.model.attention import Attention
 from tercet.model.attention_plan import AttentionPlan
 from tercet.model.blocks import Delta, Mamba
 from tercet.model.config import ModelConfig
 from tercet.model.delta_rule import follow_delta_rule
 from tercet.model.experts import go_through_experts
 from tercet.model.latents import attend_to_latents
+from tercet.model.layer_inputs import Told, let_through
 from tercet.model.linear import Adapted, Matrix, Pairs, linear
 from tercet.model.mamba_rule import follow_mamba
 from tercet.model.parallel import Group
-from tercet.model.rank_weights import ExpertWeights, LayerWeights
+from tercet.model.rank_weights import BesideWeights, ExpertWeights, LayerWeights, Weights
 from tercet.model.residual import Residual
+from tercet.model.rope import Rope
 from tercet.model.states import LayerState
-from tercet.triton_kernels.attention import decode_attention, prefill_attention
-from tercet.triton_kernels.attention_prologue import attention_prologue
+from tercet.triton_kernels.add_normed import add_normed
+from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.attention_reference import Scoring
-from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention
 from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
-from tercet.triton_kernels.latent_attention import LatentPrefill
-from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prologue
-from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
-from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
 from tercet.triton_kernels.relu_squared import relu_squared
 from tercet.triton_kernels.row_groups import RowGroups
-from tercet.triton_kernels.scale_queries import scale_queries
 from tercet.triton_kernels.scaled_weight import Weight
-from tercet.triton_kernels.sigmoid_gate import gate_by_sigmoid
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 from tercet.triton_kernels.xielu import xielu
 
@@ -54,87 +50,42 @@ class Layer:
     config: ModelConfig
     weights: LayerWeights
     group: Group
-    cos_sin_PR: Tensor
-    scoring: Scoring
+    attention: Attention
+    """To keys and values, of layers that have it."""
     interleaved: bool
     deterministic: bool
-    query_scales_P: Tensor | None = None
-    """What queries are multiplied by at each position, before they turn; None: by one."""
     adapters: LayerAdapters | None = None
-
-    @property
-    def _num_heads(self) -> int:
-        return self.config.num_heads // self.group.size
 
     def attend(
         self, residual: Residual, inputs: StepInputs, page_table_SM: Tensor, held: Tensor | LayerState,
-        plan: AttentionPlan, prefill: PrefillWork | LatentPrefill | None,
+        plan: AttentionPlan, *, last_queries: bool,
     ) -> Tensor:  # fmt: skip
         """What attention makes of the tokens in `residual`: [T, H]. `held`: this layer's cache, [k/v, page, kv head,
         token, dim], to which their K and V go, or latents; or its states.
 
-        `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
+        `plan`: how the step's attention is divided; `last_queries`: of chunks only their last tokens count.
         """
         if isinstance(held, LayerState):
             follow = self._follow_mamba if self.weights.delta is None else self._follow_delta_rule
             return follow(residual, inputs, held)
-        weights, latent, kv = self.weights, self.config.latent, held
+        weights, attention, latent = self.weights, self.attention, self.config.latent
         if weights.latent is not None and latent is not None:
-            assert not isinstance(prefill, PrefillWork)
-            x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
+            x_TN = residual.read(weights.input_norm_D, weights.qkv_ND, None)
             return attend_to_latents(
-                x_TN, inputs, page_table_SM, kv[0], plan, prefill, latent=latent, weights=weights.latent,
-                cos_sin_PR=self.cos_sin_PR, scale=self.scoring.scale, query_scales_P=self.query_scales_P,
-                deterministic=self.deterministic,
+                x_TN, inputs, page_table_SM, held[0], plan, latent=latent, weights=weights.latent,
+                cos_sin_PR=attention.cos_sin_PR, scale=attention.scoring.scale,
+                query_scales_P=attention.query_scales_P, deterministic=self.deterministic, last_queries=last_queries,
             )  # fmt: skip
-        assert not isinstance(prefill, LatentPrefill)
         qkv_ND = self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T)
-        num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B) * inputs.tries
-        # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.
-        first = num_decodes if isinstance(plan.decode.get(self.scoring.window), FusedPlan) else 0
-        if not isinstance(qkv_ND, Adapted) and self._ends_in_prologue(num_tokens - first, kv):
-            qkv_TN, q_THD = self._project_heads(residual, inputs, kv, first)
-        else:
-            qkv_TN = _read(residual, weights.input_norm_D, qkv_ND, weights.qkv_bias_N)
-            if weights.qk_norm_J is not None:
-                self._norm_qk(qkv_TN, weights.qk_norm_J)
-            if self.query_scales_P is not None:
-                num_q, rows = self._num_heads * self.config.head_dim, inputs.told_tokens_1
-                scale_queries(qkv_TN, num_q, inputs.positions_T, self.query_scales_P, rows=rows)
-            q_THD = self._prologue(self._without_gates(qkv_TN)[first:], inputs, kv, first)
-        out_THD = q_THD.new_empty(num_tokens, *q_THD.shape[1:])
-        if num_decodes:
-            self._attend_decodes(qkv_TN, q_THD, inputs, page_table_SM, kv, plan, out_THD[:num_decodes])
-        if num_decodes < num_tokens:
-            prefill_attention(
-                q_THD[num_decodes - first :],
-                kv[0],
-                kv[1],
-                page_table_SM,
-                inputs.chunk_slots_C,
-                inputs.chunk_starts_C,
-                inputs.query_starts_C1,
-                self.scoring.scale,
-                work=prefill,
-                window=self.scoring.window,
-                softcap=self.scoring.softcap,
-                sinks_H=self.scoring.sinks_H,
-                ends_T=inputs.ends_T,
-                out=out_THD[num_decodes:],
-            )
-        out_TH = out_THD.flatten(1)
-        if self.config.gated_attention:
-            first_gate = qkv_TN.shape[1] - out_TH.shape[1]
-            gate_by_sigmoid(out_TH, qkv_TN, first_gate, rows=inputs.told_tokens_1)
-        return out_TH
+        return attention.attend(residual, qkv_ND, inputs, page_table_SM, held, plan, last_queries=last_queries)
 
     def _follow_delta_rule(self, residual: Residual, inputs: StepInputs, state: LayerState) -> Tensor:
         config, weights = self.config, self.weights
         assert isinstance(config.carried, Delta)
         assert weights.delta is not None
-        x_TN = _read(residual, weights.input_norm_D, self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T), None)
+        x_TN = residual.read(weights.input_norm_D, self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T), None)
         apart = weights.delta.rates_RD
-        rates_TR = None if apart is None else _read(residual, weights.input_norm_D, apart, None)
+        rates_TR = None if apart is None else residual.read(weights.input_norm_D, apart, None)
         delta, eps = config.carried.of_rank(self.group.size), config.rms_norm_eps
         return follow_delta_rule(x_TN, rates_TR, inputs, state, delta=delta, weights=weights.delta, eps=eps)
 
@@ -142,16 +93,22 @@ class Layer:
         config, weights = self.config, self.weights
         assert isinstance(config.carried, Mamba)
         assert weights.mamba is not None
-        x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
+        x_TN = residual.read(weights.input_norm_D, weights.qkv_ND, None)
         mamba, eps = config.carried.of_rank(self.group.size), config.rms_norm_eps
         return follow_mamba(x_TN, inputs, state, mamba=mamba, weights=weights.mamba, eps=eps, group=self.group)
 
-    def _without_gates(self, qkv_TN: Tensor) -> Tensor:
-        """Gates lie behind queries, keys and values."""
-        return qkv_TN[:, : -self._num_heads * self.config.head_dim] if self.config.gated_attention else qkv_TN
+    def add(
+        self, residual: Residual, attended_TH: Tensor, groups_T: RowGroups | None = None, told: Told | None = None
+    ) -> None:
+        """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP; and what
+        it makes of what it is told beside."""
+        self._add_blocks(residual, attended_TH, groups_T)
+        if (inputs := self.weights.inputs) is not None:
+            assert told is not None
+            update_TD = let_through(residual.whole(), told, inputs, deterministic=self.deterministic)
+            residual.add_whole(update_TD, inputs.norm_D, self.weights.scale_1)
 
-    def add(self, residual: Residual, attended_TH: Tensor, groups_T: RowGroups | None = None) -> None:
-        """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP."""
+    def _add_blocks(self, residual: Residual, attended_TH: Tensor, groups_T: RowGroups | None) -> None:
         weights = self.weights
         o_DQ = self._with_adapters(weights.o_DQ, "o", groups_T)
         _add(residual, attended_TH, o_DQ, weights.o_bias_D, weights.o_norm_D)
@@ -172,128 +129,70 @@ class Layer:
             norm_D = weights.post_norm_D
             gated_TF = residual.gate(gate_up_2FD) if norm_D is None else residual.norm_gate(norm_D, gate_up_2FD)
         else:
-            gate_up_T2F = _read(residual, weights.post_norm_D, gate_up_2FD, mlp.gate_up_bias_2F)
+            gate_up_T2F = residual.read(weights.post_norm_D, gate_up_2FD, mlp.gate_up_bias_2F)
             if mlp.curve_4 is not None:
                 gated_TF = xielu(gate_up_T2F, mlp.curve_4)
             else:
                 gated_TF = _ACTIVATIONS[self.config.activation](gate_up_T2F)
         down_DF = self._with_adapters(mlp.down_DF, "down", groups_T)
-        _add(residual, gated_TF, down_DF, mlp.down_bias_D, weights.down_norm_D)
+        if weights.beside is not None:
+            self._add_both(residual, gated_TF, down_DF, weights.beside)
+            return
+        _add(residual, gated_TF, down_DF, mlp.down_bias_D, weights.down_norm_D, self._scale_of_blocks)
+
+    def _add_both(self, residual: Residual, gated_TF: Tensor, down_DF: Matrix, beside: BesideWeights) -> None:
+        """What the MLP makes and what experts beside it make of the same stream, each normed, and their sum as well."""
+        (chosen_by,) = residual.normed(beside.router_norm_D)
+        (read,) = residual.normed(beside.input_norm_D)
+        rows, deterministic, eps = read.count_1, self.deterministic, self.config.rms_norm_eps
+        assert self.config.experts is not None
+        assert self.weights.down_norm_D is not None
+        many_TD = go_through_experts(
+            read.x_TD, rows, weights=beside.experts, experts=self.config.experts, deterministic=deterministic,
+            counts_biases=False, router_TD=chosen_by.x_TD,
+        )  # fmt: skip
+        one_TD = linear(gated_TF, down_DF, None, deterministic=deterministic, rows=rows)
+        one_TD, many_TD = (self.group.all_reduce(part, deterministic=deterministic) for part in (one_TD, many_TD))
+        both_TD = rms_norm(one_TD, beside.mlp_norm_D, eps, rows, deterministic=deterministic)
+        add_normed(many_TD, both_TD, beside.norm_D, eps, rows, deterministic=deterministic)
+        residual.add_whole(both_TD, self.weights.down_norm_D, self._scale_of_blocks)
+
+    @property
+    def _scale_of_blocks(self) -> Tensor | None:
+        """The layer's, where nothing comes behind them."""
+        return self.weights.scale_1 if self.weights.inputs is None else None
 
     def _with_adapters(self, weight: Weight, product: str, groups_T: RowGroups | None) -> Matrix:
         """A product's matrix and what adapters add, in a step of which some token goes through one."""
         pairs: Pairs | None = getattr(self.adapters, product, None)
         return weight if groups_T is None or pairs is None else Adapted(weight, pairs, groups_T)
 
-    def _ends_in_prologue(self, num_tokens: int, kv: Tensor) -> bool:
-        """Whether the product of so many tokens also does what comes before attention.
 
-        Not in deterministic mode: a fused norm sums in another order than that of decode rows.
-        """
-        weights = self.weights
-        between = weights.qkv_bias_N, weights.qk_norm_J, self.query_scales_P
-        plain = not (self.deterministic or self.config.qk_norm_behind) and all(one is None for one in between)
-        return plain and can_fuse_prologue(num_tokens, weights.qkv_ND, kv[0], self.cos_sin_PR.shape[1])
-
-    def _turns(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """Where each token finds its cosines and sines, and the table that has them."""
-        turned = inputs.turned
-        return (inputs.positions_T, self.cos_sin_PR) if turned is None else (turned.places_T, turned.cos_sin_TR)
-
-    def _project_heads(self, residual: Residual, inputs: StepInputs, kv: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """q, k, v rows of the `first` tokens; queries of those behind, whose K and V are written."""
-        weights, norm_D = self.weights, self.weights.input_norm_D
-        dtype, device = weights.qkv_ND.dtype, weights.qkv_ND.device
-        heads = self._num_heads, self.config.head_dim
-        places_T, cos_sin_PR = self._turns(inputs)
-        qkv_TN = torch.empty(first, len(weights.qkv_ND), dtype=dtype, device=device)
-        q_THD = torch.empty(len(inputs.positions_T) - first, *heads, dtype=dtype, device=device)
-        for part in residual.as_it_is() if norm_D is None else residual.normed(norm_D):
-            start, end = part.rows.start, part.rows.stop
-            begin = min(max(start, first), end)
-            ahead = begin - start
-            if ahead:
-                out = qkv_TN[start:begin]
-                linear(part.x_TD[:ahead], weights.qkv_ND, None, out, deterministic=self.deterministic)
-            matmul_prologue(
-                part.x_TD[ahead:], weights.qkv_ND, places_T[begin:end], inputs.kv_slots_T[begin:end], cos_sin_PR,
-                *self._head_inputs(kv), q_THD[begin - first : end - first], part.count_1, ahead,
-            )  # fmt: skip
-        return qkv_TN, q_THD
-
-    def _norm_qk(self, qkv_TN: Tensor, weight_J: Tensor) -> None:
-        """Norm all queries of a token together, and all its keys, in place: those of other ranks count, too."""
-        num_q = self._num_heads * self.config.head_dim
-        squares_PT2 = None
-        if self.group.size > 1:
-            squares_PT2 = self.group.stack(qk_squares(qkv_TN, num_q, len(weight_J) - num_q))
-        qk_norm(qkv_TN, weight_J, num_q, self.config.rms_norm_eps, squares_PT2)
-
-    def _head_inputs(self, kv: Tensor) -> tuple[Tensor | None, Tensor | None, float, Tensor, Tensor]:
-        """What heads are normed by, and where K and V go: arguments of every kernel that does so."""
-        weights = self.weights
-        return weights.q_norm_H, weights.k_norm_H, self.config.rms_norm_eps, kv[0], kv[1]
-
-    def _prologue(self, qkv_TN: Tensor, inputs: StepInputs, kv: Tensor, first: int) -> Tensor:
-        """Queries of the tokens from `first` on, whose K and V are written."""
-        places_T, cos_sin_PR = self._turns(inputs)
-        return attention_prologue(
-            qkv_TN,
-            places_T[first:],
-            inputs.kv_slots_T[first:],
-            cos_sin_PR,
-            *self._head_inputs(kv),
-            self._num_heads,
-            inputs.num_tokens_1,
-            first,
-            behind=self.config.qk_norm_behind,
-        )
-
-    def _attend_decodes(
-        self, qkv_TN: Tensor, q_THD: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor,
-        plan: AttentionPlan, out_BHD: Tensor,
-    ) -> None:  # fmt: skip
-        """Attention of the decode rows, which come first: from q, k, v rows where the plan is for that."""
-        num_rows, num_heads, _ = out_BHD.shape
-        shares = plan.decode.get(self.scoring.window)
-        if isinstance(shares, FusedPlan):
-            fused_decode_attention(
-                qkv_TN[:num_rows],
-                self.cos_sin_PR,
-                *self._head_inputs(kv),
-                page_table_SM,
-                shares,
-                num_heads,
-                self.scoring.scale,
-                out_BHD,
-                self.scoring.sinks_H,
-                inputs.shifts_S,
-            )
-        else:
-            decode_attention(
-                q_THD[:num_rows],
-                kv[0],
-                kv[1],
-                page_table_SM,
-                inputs.decode_slots_B,
-                inputs.decode_lengths_B,
-                self.scoring.scale,
-                work=shares,
-                window=self.scoring.window,
-                softcap=self.scoring.softcap,
-                sinks_H=self.scoring.sinks_H,
-                tries=inputs.tries,
-                lengths_T=inputs.lengths_T,
-                out=out_BHD,
-            )
+def make_layers(
+    config: ModelConfig, weights: Weights, group: Group, tables: Mapping[tuple[Rope | None, int], Tensor],
+    scales: Mapping[Rope | None, Tensor | None], max_model_len: int, *, deterministic: bool,
+    adapters: Sequence[LayerAdapters],
+) -> list[Layer]:  # fmt: skip
+    """All of a rank. `tables`: of each way to turn heads; `scales`: what queries are multiplied by; `adapters`: of each
+    layer, if any."""
+    layers = []
+    for index, (layer, window, heads, turn) in enumerate(
+        zip(weights.layers, config.layer_windows, config.layer_heads, config.turns, strict=True)
+    ):
+        # A window that no sequence outgrows is none.
+        seen = window if window < max_model_len else 0
+        scoring = Scoring(config.attention_scale, seen, config.attention_softcap, sinks_H=layer.sinks_H)
+        attention = Attention(config, layer, group, heads, tables[turn], scoring, deterministic, scales[turn[0]])
+        own = adapters[index] if adapters else None
+        layers.append(Layer(config, layer, group, attention, weights.interleaved, deterministic, own))
+    return layers
 
 
-def _read(residual: Residual, norm_D: Tensor | None, weight_ND: Matrix, bias_N: Tensor | None) -> Tensor:
-    return residual.linear(weight_ND, bias_N) if norm_D is None else residual.norm_linear(norm_D, weight_ND, bias_N)
-
-
-def _add(residual: Residual, x_TN: Tensor, weight_DN: Matrix, bias_D: Tensor | None, norm_D: Tensor | None) -> None:
+def _add(
+    residual: Residual, x_TN: Tensor, weight_DN: Matrix, bias_D: Tensor | None, norm_D: Tensor | None,
+    scale_1: Tensor | None = None,
+) -> None:  # fmt: skip
     if norm_D is None:
         residual.add(x_TN, weight_DN, bias_D)
     else:
-        residual.add_normed(x_TN, weight_DN, bias_D, norm_D)
+        residual.add_normed(x_TN, weight_DN, bias_D, norm_D, scale_1)

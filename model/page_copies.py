@@ -1,4 +1,4 @@
-"""Copies whole pages between the KV cache and the host's memory, of all layers at once; and states, which lie alike.
+"""Copies whole pages between the KV cache and the host's memory, of many layers at once; and states, which lie alike.
 
 On a GPU by its copy engines, through the driver's C interface: PyTorch has no copy of several lines, and a kernel that
 copies takes multiprocessors from the steps beside it. The host's memory has to be pinned.
@@ -21,8 +21,8 @@ _ON_HOST, _ON_DEVICE = 1, 2
 
 
 class PageCopies:
-    """`kv_cache`: [layer, k/v, page, ...]. `host_pages`: [place, layer, k/v, ...], of a memory that is pinned piece by
-    piece of `piece` bytes; what is of one place lies together."""
+    """`kv_cache`: of layers that hold as much, [layer, k/v, page, ...]. `host_pages`: [place, layer, k/v, ...], of a
+    memory that is pinned piece by piece of `piece` bytes; what is of one place lies together."""
 
     def __init__(self, kv_cache: Tensor, host_pages: Tensor, piece: int) -> None:
         self._kv_cache, self._host_pages, self._piece = kv_cache, host_pages, piece

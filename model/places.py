@@ -5,7 +5,7 @@ Knows types, ranks and what may be kept as it is stored; which tensors there are
 Shape suffixes as in `rank_weights.py`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,12 +21,28 @@ Rows = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True)
+class HeadsInPairs:
+    """Rows of heads of which the first numbers turn, each with its neighbour: their places here, where each turns with
+    the one half of them further."""
+
+    size: int
+    turned: int
+
+    def places(self, first: int, count: int) -> Tensor:
+        """Of so many rows, from this one on; the first of all begins a head."""
+        row = torch.arange(first, first + count)
+        within = row % self.size
+        halves = within % 2 * (self.turned // 2) + within // 2
+        return row - within + torch.where(within < self.turned, halves, within)
+
+
+@dataclass(frozen=True)
 class Move:
     """Copy slice `start:stop` of dimension `dim` of tensor `name` (whole shape `shape`) into `into`.
 
     `into` may have other dimensions behind the first, of as many numbers. `shift` is added to the numbers first, and
     then they are multiplied by `factor`. `rest`: what the type of `into` leaves of the numbers when they are rounded to
-    it.
+    it. `heads`: of what the rows are, if they do not follow each other in `into` as they do in the tensor.
     """
 
     name: str
@@ -38,23 +54,11 @@ class Move:
     shift: float = 0.0
     factor: float = 1.0
     rest: bool = False
-    pairs: int = 0
-    """So many rows make a head, whose neighbours turn together: one of each two goes to its first half, one to its
-    second. 0: rows are as they come."""
+    heads: HeadsInPairs | None = None
 
-    def parted(self, row: int, count: int) -> Iterator[tuple[Weight, slice]]:
-        """Where `count` rows go, of which the first is `row` in all; and of each place, which of these it takes."""
-        if not self.pairs:
-            yield self.into[row : row + count], slice(0, count)
-            return
-        half = self.pairs // 2
-        for head in range(row // self.pairs * self.pairs, row + count, self.pairs):
-            begin, end = max(head, row), min(head + self.pairs, row + count)
-            for turn in range(2):
-                first = begin + (begin - head + turn) % 2
-                place = head + turn * half + (first - head) // 2
-                if first < end:
-                    yield self.into[place : place + (end - first + 1) // 2], slice(first - row, end - row, 2)
+    def rows(self, first: int, count: int) -> slice | Tensor:
+        """Which rows of `into` so many are that are read from this one on."""
+        return slice(first, first + count) if self.heads is None else self.heads.places(first, count)
 
     def changed(self, piece: Tensor) -> Tensor:
         """What goes into `into` for a piece of what was read: in fp32, to be rounded once."""
@@ -110,6 +114,15 @@ class Places:
         self.moves.append(Move(f"{name}.weight", (length,), 0, 0, length, into, self._config.norm_shift, factor))
         return into
 
+    def numbers(
+        self, name: str, whole: int, start: int = 0, count: int | None = None, *, factor: float = 1.0
+    ) -> Tensor:
+        """Some of a tensor of `whole` numbers, or all, in fp32, times `factor`."""
+        count = whole if count is None else count
+        into = torch.empty(count, dtype=torch.float32, device=self.device)
+        self.moves.append(Move(name, (whole,), 0, start, start + count, into, factor=factor))
+        return into
+
     def whole(self, name: str, length: int) -> Tensor:
         into = self.empty(length)
         self.rows(name, length, 0, into)
@@ -119,9 +132,11 @@ class Places:
         """Fill `into`, of one number, with a tensor that has no dimension."""
         self.moves.append(Move(name, (), 0, 0, 1, into))
 
-    def rows(self, name: str, whole: int, start: int, into: Weight, *, pairs: int = 0) -> None:
-        """Fill `into` with rows `start` and on of a tensor that has `whole` rows. `pairs`: see `Move`."""
-        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into, pairs=pairs))
+    def rows(
+        self, name: str, whole: int, start: int, into: Weight, heads: HeadsInPairs | None = None
+    ) -> None:  # fmt: skip
+        """Fill `into` with rows `start` and on of a tensor that has `whole` rows."""
+        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into, heads=heads))
 
     def columns(self, name: str, rows: int, whole: int) -> Weight:
         """This rank's share of the columns."""

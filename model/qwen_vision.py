@@ -8,7 +8,16 @@ from typing import Any
 
 from tercet.model.config_fields import positive
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_fields import ACTIVATIONS, check_only, heads_of, theta_of, vision_fields
+from tercet.model.vision_fields import (
+    ACTIVATIONS,
+    check_agrees,
+    check_only,
+    heads_of,
+    out_size_of,
+    sections_of,
+    theta_of,
+    vision_fields,
+)
 from tercet.model.vision_kinds import Kind
 from tercet.model.vision_pixels import normalisation
 
@@ -24,19 +33,16 @@ def qwen_vision(raw: Mapping[str, Any], kind: Kind, images: Mapping[str, Any]) -
     hidden, depth = positive(config, kind.hidden), positive(config, "depth")
     heads = heads_of(config, "num_heads", hidden)
     ratio = positive(config, "mlp_ratio") if "mlp_ratio" in kind.defaults else 0
-    sections, interleaved = _sections(raw, kind)
+    interleaved = not kind.early
     mean, deviation = normalisation(images, kind.normalisation)
     patch, merge = positive(config, "patch_size"), positive(config, "spatial_merge_size")
-    for name, size in (("patch_size", patch), ("merge_size", merge)):
-        if images.get(name, size) != size:
-            said = f"preprocessor_config.json: {name} is {images[name]!r}"
-            raise ValueError(f"{said}; want {size}, as config.json's vision_config has it")
+    check_agrees(images, patch_size=patch, merge_size=merge)
     return VisionConfig(
         num_layers=depth,
         hidden_size=hidden,
         num_heads=heads,
         inner_size=hidden * ratio if ratio else positive(config, "intermediate_size"),
-        out_size=_out_size(raw, positive(config, kind.out), kind),
+        out_size=out_size_of(raw, kind.out, positive(config, kind.out)),
         patch=patch,
         frames=positive(config, "temporal_patch_size"),
         merge=merge,
@@ -53,21 +59,11 @@ def qwen_vision(raw: Mapping[str, Any], kind: Kind, images: Mapping[str, Any]) -
         window=_window(config, patch * merge) if kind.gated else 0,
         whole_layers=frozenset(_layers(config, "fullatt_block_indexes", depth)) if kind.gated else frozenset(),
         deep_layers=_layers(config, "deepstack_visual_indexes", depth) if kind.deep else (),
-        sections=sections,
+        sections=sections_of(raw, kind.sections, interleaved=interleaved),
         interleaved=interleaved,
         mean=mean,
         deviation=deviation,
     )
-
-
-def _out_size(raw: Mapping[str, Any], out: int, kind: Kind) -> int:
-    text = raw.get("text_config") or raw
-    hidden = text.get("hidden_size", out) if isinstance(text, Mapping) else out
-    if hidden != out:
-        raise ValueError(
-            f"config.json: vision_config.{kind.out} is {out}; want the language model's hidden_size, {hidden!r}"
-        )
-    return out
 
 
 def _side(config: Mapping[str, Any]) -> int:
@@ -95,16 +91,3 @@ def _layers(config: Mapping[str, Any], name: str, depth: int) -> tuple[int, ...]
         said = f"config.json: vision_config.{name} is {value!r}"
         raise ValueError(f"{said}; want numbers of its {depth} layers, each once and in order")
     return tuple(value)
-
-
-def _sections(raw: Mapping[str, Any], kind: Kind) -> tuple[tuple[int, int, int], bool]:
-    text = raw.get("text_config") or raw
-    rope = (text.get("rope_scaling") or text.get("rope_parameters") or {}) if isinstance(text, Mapping) else {}
-    given = rope.get("mrope_section", list(kind.sections)) if isinstance(rope, Mapping) else rope
-    if not isinstance(given, list) or len(given) != 3 or not all(type(one) is int and one >= 0 for one in given):
-        raise ValueError(f"config.json: mrope_section is {given!r}; want three numbers")
-    interleaved = not kind.early
-    if isinstance(rope, Mapping) and rope.get("mrope_interleaved", interleaved) is not interleaved:
-        said = f"mrope_interleaved is {rope['mrope_interleaved']!r}"
-        raise ValueError(f"config.json: {said}, which would change the result; supported: {interleaved}")
-    return (given[0], given[1], given[2]), interleaved

@@ -2,12 +2,12 @@
 
 Knows shapes; where the numbers come from is known by `shard.py`.
 
-Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of
-this rank, H head size, J q and k rows of this rank, E experts, L rows of what chooses among them or labels, F
-intermediate size of this rank, U tokens that a head of its own knows; of latents Q numbers that queries are made from,
-X rows of this rank's queries, or of a head, H heads of this rank, L numbers of a latent; of states C channels of this
-rank that are convolved, W taps, H value heads of this rank, V their size, R two rates of each, X numbers of all of
-them.
+Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of this
+rank, H head size, J q and k rows of this rank, E experts, L rows of what chooses among them or labels, F intermediate
+size of this rank, U tokens that a head of its own knows, P numbers that a layer is told of a token beside the stream, X
+those of all; of latents Q numbers that queries are made from, X rows of this rank's queries, or of a head, H heads of
+this rank, L numbers of a latent; of states C channels of this rank that are convolved, W taps, H value heads of this
+rank, V their size, R two rates of each, X numbers of all of them.
 """
 
 from collections.abc import Mapping
@@ -44,10 +44,44 @@ class ExpertWeights:
     router_bias_L: Tensor | None
     bias_E: Tensor | None
     """What is added for the choice alone, of those to choose from, in fp32."""
+    scales_E: Tensor | None
+    """What multiplies how much each of these counts, in fp32."""
     gate_up_E2FD: Weight | ReorderedExperts
     gate_up_bias_E2F: Tensor | None
     down_EDF: Weight | ReorderedExperts
     down_bias_ED: Tensor | None
+
+
+@dataclass(frozen=True)
+class BesideWeights:
+    """Experts beside one MLP, and norms: of the stream for what chooses, in fp32, and for the experts; of what both
+    make."""
+
+    experts: ExpertWeights
+    router_norm_D: Tensor
+    input_norm_D: Tensor
+    norm_D: Tensor
+    mlp_norm_D: Tensor
+
+
+@dataclass(frozen=True)
+class LayerInputWeights:
+    """Of a layer: what lets some of what it is told through, by the stream, what adds that, and its norm. Each rank has
+    all."""
+
+    gate_PD: Weight
+    out_DP: Weight
+    norm_D: Tensor
+
+
+@dataclass(frozen=True)
+class InputWeights:
+    """What makes what layers are told: a table of this rank's tokens, a product of embeddings, and the norm of what one
+    layer is told of these, in fp32, divided by the root of two."""
+
+    table_VX: Tensor
+    made_XD: Weight
+    norm_P: Tensor
 
 
 @dataclass(frozen=True)
@@ -117,7 +151,11 @@ class LayerWeights:
     o_norm_D: Tensor | None
     post_norm_D: Tensor | None
     mlp: MlpWeights | ExpertWeights | None
+    beside: BesideWeights | None
+    inputs: LayerInputWeights | None
     down_norm_D: Tensor | None
+    scale_1: Tensor | None
+    """What the stream is multiplied by at the layer's end, in fp32."""
 
 
 @dataclass(frozen=True)
@@ -166,3 +204,4 @@ class Weights:
     score_LD: Tensor | None = None
     """What classifies: a head of L labels, or as many tokens' rows of the lm_head. On the host, in fp64."""
     guesser: GuesserWeights | EagleWeights | None = None
+    inputs: InputWeights | None = None

@@ -9,13 +9,6 @@ from tercet.model.shard import EMBEDDING, LM_HEAD
 from tercet.model.weights import Files
 
 _BASE = "model."
-_USUAL = {
-    "attention_layernorm": "input_layernorm",
-    "feedforward_layernorm": "post_attention_layernorm",
-    "query_layernorm": "q_norm",
-    "key_layernorm": "k_norm",
-}
-"""What few families call as all others do otherwise."""
 
 
 class Renamed:
@@ -44,16 +37,8 @@ def is_bare(files: Files) -> bool:
     return EMBEDDING not in names and EMBEDDING.removeprefix(_BASE) in names
 
 
-def by_usual_names(files: Files) -> Files:
-    """Those that are bare, or whose modules are called otherwise than others'."""
-    base = _BASE if is_bare(files) else ""
-    names = {_usual(name, base): name for name in files.shapes()}
-    return files if all(ours == theirs for ours, theirs in names.items()) else Renamed(files, names)
-
-
-def _usual(name: str, base: str) -> str:
-    path, _, part = name.rpartition(".")
-    path, _, module = path.rpartition(".")
-    if module in _USUAL:
-        name = f"{path}.{_USUAL[module]}.{part}"
-    return name if name == LM_HEAD else f"{base}{name}"
+def with_base(files: Files) -> Files:
+    """By usual names, if they are bare."""
+    if not is_bare(files):
+        return files
+    return Renamed(files, {name if name == LM_HEAD else f"{_BASE}{name}": name for name in files.shapes()})

@@ -33,7 +33,8 @@ def reordered_for_cpu(weights: Weights) -> Weights:
     lm_head_VD = reorder_for_cpu(weights.lm_head_VD) if tied else _replaced(weights.lm_head_VD)
     if guesser is not None:
         guesser = _reordered_guesser(guesser, weights.interleaved)
-    return replace(weights, layers=layers, lm_head_VD=lm_head_VD, guesser=guesser)
+    inputs = weights.inputs and replace(weights.inputs, made_XD=_reordered(weights.inputs.made_XD))
+    return replace(weights, layers=layers, lm_head_VD=lm_head_VD, guesser=guesser, inputs=inputs)
 
 
 def _reordered_guesser(guesser: GuesserWeights | EagleWeights, interleaved: bool) -> GuesserWeights | EagleWeights:
@@ -44,30 +45,39 @@ def _reordered_guesser(guesser: GuesserWeights | EagleWeights, interleaved: bool
 
 
 def _reordered_layer(layer: LayerWeights, interleaved: bool) -> LayerWeights:
+    inputs = layer.inputs
+    if inputs is not None:
+        inputs = replace(inputs, gate_PD=_reordered(inputs.gate_PD), out_DP=_reordered(inputs.out_DP))
     return replace(
         layer,
+        inputs=inputs,
         qkv_ND=_reordered(layer.qkv_ND),
         latent=layer.latent and _reordered_latent(layer.latent),
         delta=layer.delta and _reordered_delta(layer.delta),
         o_DQ=_reordered(layer.o_DQ),
         mlp=layer.mlp and _reordered_mlp(layer.mlp, interleaved),
+        beside=layer.beside and replace(layer.beside, experts=_reordered_experts(layer.beside.experts)),
     )
 
 
 def _reordered_mlp(mlp: MlpWeights | ExpertWeights, interleaved: bool) -> MlpWeights | ExpertWeights:
-    if isinstance(mlp, MlpWeights):
-        gate_up_2FD = mlp.gate_up_2FD if interleaved else _reordered(mlp.gate_up_2FD)
-        return replace(mlp, gate_up_2FD=gate_up_2FD, down_DF=_reordered(mlp.down_DF))
-    in_16_bits = mlp.router_LD.dtype.itemsize == 2  # then its logits may be wanted in fp32
+    if isinstance(mlp, ExpertWeights):
+        return _reordered_experts(mlp)
+    gate_up_2FD = mlp.gate_up_2FD if interleaved else _reordered(mlp.gate_up_2FD)
+    return replace(mlp, gate_up_2FD=gate_up_2FD, down_DF=_reordered(mlp.down_DF))
+
+
+def _reordered_experts(experts: ExpertWeights) -> ExpertWeights:
+    in_16_bits = experts.router_LD.dtype.itemsize == 2  # then its logits may be wanted in fp32
     return replace(
-        mlp,
-        router_LD=mlp.router_LD if in_16_bits else _replaced(mlp.router_LD),
-        gate_up_E2FD=_reordered_experts(mlp.gate_up_E2FD),
-        down_EDF=_reordered_experts(mlp.down_EDF),
+        experts,
+        router_LD=experts.router_LD if in_16_bits else _replaced(experts.router_LD),
+        gate_up_E2FD=_reordered_matrices(experts.gate_up_E2FD),
+        down_EDF=_reordered_matrices(experts.down_EDF),
     )
 
 
-def _reordered_experts(w_ENK: Weight | ReorderedExperts) -> Weight | ReorderedExperts:
+def _reordered_matrices(w_ENK: Weight | ReorderedExperts) -> Weight | ReorderedExperts:
     if not isinstance(w_ENK, Tensor):
         return w_ENK
     experts = reorder_experts(w_ENK)

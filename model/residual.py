@@ -50,6 +50,7 @@ class Residual:
         self._stream_TD = stream_TD
         self._update_TD: Tensor | None = None  # or its parts: [S, T, D]
         self._update_norm_D: Tensor | None = None
+        self._scale_1: Tensor | None = None
         self._group = group
         self._eps = eps
         self._deterministic = deterministic
@@ -69,6 +70,10 @@ class Residual:
                 rows=self._rows,
             )  # fmt: skip
         return linear(self._normed(norm_D), weight_ND, bias_N, deterministic=self._deterministic, rows=self._rows)
+
+    def read(self, norm_D: Tensor | None, weight_ND: Matrix, bias_N: Tensor | None) -> Tensor:
+        """Project the stream, normed if there is a norm: [T, N]."""
+        return self.linear(weight_ND, bias_N) if norm_D is None else self.norm_linear(norm_D, weight_ND, bias_N)
 
     def linear(self, weight_ND: Matrix, bias_N: Tensor | None) -> Tensor:
         """Project the stream as it is: [T, N]."""
@@ -112,12 +117,18 @@ class Residual:
         bias_D = bias_D if self._group.rank == 0 else None
         self._update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
 
-    def add_normed(self, x_TN: Tensor, weight_DN: Matrix, bias_D: Tensor | None, norm_D: Tensor) -> None:
-        """Add a block's projection, a part on each rank, normed: that takes the sum over ranks at once."""
+    def add_normed(
+        self, x_TN: Tensor, weight_DN: Matrix, bias_D: Tensor | None, norm_D: Tensor, scale_1: Tensor | None = None
+    ) -> None:
+        """Add a block's projection, a part on each rank, normed: that takes the sum over ranks at once. `scale_1`: what
+        the stream is multiplied by then."""
         bias_D = bias_D if self._group.rank == 0 else None
         update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
-        self._update_TD = self._group.all_reduce(update_TD, deterministic=self._deterministic)
-        self._update_norm_D = norm_D
+        self.add_whole(self._group.all_reduce(update_TD, deterministic=self._deterministic), norm_D, scale_1)
+
+    def add_whole(self, update_TD: Tensor, norm_D: Tensor, scale_1: Tensor | None) -> None:
+        """The same of an update that is the sum over ranks."""
+        self._update_TD, self._update_norm_D, self._scale_1 = update_TD, norm_D, scale_1
 
     def add_block(self, norm_D: Tensor, block: Callable[[Tensor, Tensor | None], Tensor]) -> None:
         """Add what `block` makes of the normed stream, a part on each rank. It is told how many rows there are."""
@@ -142,7 +153,7 @@ class Residual:
         update_TD = self._update_TD
         if self._update_norm_D is not None:
             return add_normed(
-                update_TD, self._stream_TD, self._update_norm_D, self._eps, self._rows,
+                update_TD, self._stream_TD, self._update_norm_D, self._eps, self._rows, scale=self._scale_1,
                 deterministic=self._deterministic,
             )  # fmt: skip
         if self._group.size == 1:
@@ -173,7 +184,7 @@ class Residual:
         assert update_TD is not None
         if self._update_norm_D is not None:
             return add_normed_rms_norm(
-                update_TD, self._stream_TD, self._update_norm_D, norm_D, self._eps, self._rows,
+                update_TD, self._stream_TD, self._update_norm_D, norm_D, self._eps, self._rows, scale=self._scale_1,
                 deterministic=self._deterministic,
             )  # fmt: skip
         if not self._deterministic and (inboxes := self._group.inboxes_for(self._stream_TD)):

@@ -16,6 +16,7 @@ from torch import Tensor
 _RANGE = 1e-15, 1e15
 """Of a scheme's numbers: far more than there are, and products of some stay finite."""
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+PROPORTIONAL = "proportional"
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Rope:
     """How much of each head turns."""
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many numbers of a head turn, the first ones."""
-        return int(head_dim * self.turned)
+        """How many numbers of a head are turned, the first ones. Proportional: all, and most of them by nothing."""
+        return head_dim if self.kind == PROPORTIONAL else int(head_dim * self.turned)
 
     def max_length(self, max_position_embeddings: int) -> int:
         """The longest sequence this scaling was made for."""
@@ -58,11 +59,13 @@ class Rope:
         return max_position_embeddings
 
 
-def parse_rope(config: Mapping[str, Any], *, partial: bool = False, grows: bool = False) -> Rope:
+def parse_rope(
+    config: Mapping[str, Any], *, partial: bool = False, grows: bool = False, proportional: bool = False
+) -> Rope:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before); refuse what is unknown.
 
     `partial`: the family knows heads of which only a part turns; `grows`: it knows queries that grow, and wants to be
-    told how fast.
+    told how fast; `proportional`: of some whole heads, by angles of which only the first are not nothing.
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
@@ -77,10 +80,11 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False, grows: bool 
     params.pop("type", None)
     if kind in ("su", "yarn") and "short_factor" in params:
         kind = "longrope"  # as early files call it
-    if kind not in KINDS:
-        raise ValueError(f"config.json: rope_type is {kind!r}; supported: {', '.join(KINDS)}")
+    kinds = (*KINDS, PROPORTIONAL) if proportional else KINDS
+    if kind not in kinds:
+        raise ValueError(f"config.json: rope_type is {kind!r}; supported: {', '.join(kinds)}")
     params = {"partial_rotary_factor": config.get("partial_rotary_factor", 1.0), **params}
-    if not partial and params["partial_rotary_factor"] != 1:
+    if not partial and kind != PROPORTIONAL and params["partial_rotary_factor"] != 1:
         raise ValueError(f"config.json: partial_rotary_factor is {params['partial_rotary_factor']!r}; supported: 1.0")
     turned = _number(params, "partial_rotary_factor")
     if turned > 1:
@@ -98,6 +102,8 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False, grows: bool 
     match kind:
         case "linear":
             rope = Rope(theta, kind, factor=_number(params, "factor"))
+        case "proportional":
+            rope = Rope(theta, kind, factor=_number(params, "factor", 1.0))
         case "dynamic":
             rope = Rope(theta, kind, factor=_number(params, "factor"), original_length=max_positions)
         case "llama3":
@@ -147,14 +153,14 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False, grows: bool 
 
 
 def rotary_tables(
-    ropes: Iterable[Rope | None], head_dim: int, rotary_dim: int, num_positions: int, device: torch.device
-) -> dict[Rope | None, Tensor]:
-    """Of each way to turn, None among them: then so many numbers stay as they are."""
+    turns: Iterable[tuple[Rope | None, int]], rotary_dim: int, num_positions: int, device: torch.device
+) -> dict[tuple[Rope | None, int], Tensor]:
+    """Of each way to turn heads of a size. None: then `rotary_dim` numbers stay as they are."""
     return {
-        rope: still_table(rotary_dim, num_positions, device)
+        (rope, head_dim): still_table(rotary_dim, num_positions, device)
         if rope is None
         else rotary_table(rope, head_dim, num_positions, device)
-        for rope in set(ropes)
+        for rope, head_dim in set(turns)
     }
 
 
@@ -201,6 +207,9 @@ def _inverse_frequencies(rope: Rope, dim: int) -> Tensor:
             if len(rope.factors) != dim // 2:
                 raise ValueError(f"rope_freqs has {len(rope.factors)} factors; want {dim // 2}")
             return inv_freq_F / torch.tensor(rope.factors, dtype=torch.float32)
+        case "proportional":
+            inv_freq_F[int(rope.turned * dim // 2) :] = 0
+            return inv_freq_F / rope.factor
         case "longrope":
             return 1.0 / (torch.tensor(rope.factors, dtype=torch.float32) * rope.theta**exponent_F)
     return inv_freq_F  # also "dynamic": within the original length it changes nothing, and longer is refused

@@ -5,6 +5,7 @@ whole rows.
 Knows a rank's weights; how many rows are many is `choose_fp8.py`'s matter.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -49,17 +50,23 @@ def _of_layer(layer: LayerWeights) -> LayerWeights:
     if isinstance(mlp, MlpWeights):
         mlp = replace(mlp, gate_up_2FD=_rounding(mlp.gate_up_2FD), down_DF=_rounding(mlp.down_DF))
     elif mlp is not None:
-        mlp = replace(mlp, gate_up_E2FD=_rounding(mlp.gate_up_E2FD), down_EDF=_rounding(mlp.down_EDF))
-    return replace(layer, qkv_ND=_rounding(layer.qkv_ND), o_DQ=_rounding(layer.o_DQ), mlp=mlp)
+        mlp = _of_experts(mlp)
+    beside = layer.beside and replace(layer.beside, experts=_of_experts(layer.beside.experts))
+    return replace(layer, qkv_ND=_rounding(layer.qkv_ND), o_DQ=_rounding(layer.o_DQ), mlp=mlp, beside=beside)
 
 
-def _products(layer: LayerWeights) -> tuple[object, ...]:
-    match layer.mlp:
-        case MlpWeights() as mlp:
-            return layer.qkv_ND, layer.o_DQ, mlp.gate_up_2FD, mlp.down_DF
-        case ExpertWeights() as experts:
-            return layer.qkv_ND, layer.o_DQ, experts.gate_up_E2FD, experts.down_EDF
-    return layer.qkv_ND, layer.o_DQ
+def _of_experts(experts: ExpertWeights) -> ExpertWeights:
+    return replace(experts, gate_up_E2FD=_rounding(experts.gate_up_E2FD), down_EDF=_rounding(experts.down_EDF))
+
+
+def _products(layer: LayerWeights) -> Iterator[object]:
+    yield from (layer.qkv_ND, layer.o_DQ)
+    for part in (layer.mlp, layer.beside and layer.beside.experts):
+        match part:
+            case MlpWeights():
+                yield from (part.gate_up_2FD, part.down_DF)
+            case ExpertWeights():
+                yield from (part.gate_up_E2FD, part.down_EDF)
 
 
 def _rounding(weight: W) -> W | ScaledWeight:

@@ -20,6 +20,7 @@ from tercet.model.extras import Extras
 from tercet.model.forward_step import Forwarded, forward_step
 from tercet.model.graphs import StepGraphs
 from tercet.model.image_slots import ImageSlots
+from tercet.model.kv_cache import KvCache, num_pages_of, page_size_of
 from tercet.model.landings import DoneLanding, DoneMidway, Landing, LandingRing, Midway, num_landings
 from tercet.model.plan_copies import PlanCopies
 from tercet.model.plan_rows import PlanRows
@@ -57,14 +58,14 @@ class Runner:
     """One rank's model, cache and slot table. On a GPU, the thread that makes it runs it, on a stream of its own."""
 
     def __init__(
-        self, decoder: Decoder, kv_cache: Tensor, settings: RunnerSettings, progress: Progress | None = None,
+        self, decoder: Decoder, kv_cache: KvCache, settings: RunnerSettings, progress: Progress | None = None,
         states: States | None = None,
     ) -> None:  # fmt: skip
-        """`kv_cache`: [layer, k/v, page, kv head, token, dim], as `make_kv_cache` makes it, a layer that guesses the
-        last; `states`: as `make_states` does, for slots, padding and copies."""
+        """`kv_cache`: as `make_kv_cache` makes it, a layer that guesses the last; `states`: as `make_states` does, for
+        slots, padding and copies."""
         self._decoder = decoder
-        self._kv_cache, self._states = kv_cache[: decoder.config.num_caching_layers], states
-        num_pages, page_size = kv_cache.shape[2], kv_cache.shape[4]
+        self._kv_cache, self._states = kv_cache.layers[: decoder.config.num_caching_layers], states
+        num_pages, page_size = num_pages_of(self._kv_cache), page_size_of(self._kv_cache)
         device = kv_cache.device
         self._on_gpu = device.type == "cuda"
         if self._on_gpu:
@@ -74,7 +75,7 @@ class Runner:
         self._most_image_tokens = settings.most_image_tokens
         self._guesses = settings.guesses
         trials = None if self._guesses is None else TrialShapes(self._guesses)
-        self._shapes = decoder.shapes(kv_cache, settings.max_num_seqs, settings.max_num_batched_tokens, trials)
+        self._shapes = decoder.shapes(self._kv_cache, settings.max_num_seqs, settings.max_num_batched_tokens, trials)
         self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size, settings.run_ahead)
         self._beyond = BeyondTokens(decoder, self.table, self._extras)
         self._images = None if decoder.vision is None else ImageSlots(

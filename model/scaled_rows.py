@@ -37,9 +37,9 @@ class ScaledRows(NamedTuple):
     scales_RG: Tensor
     zeros_RG: Tensor | None
 
-    def rows(self, which: slice) -> "ScaledRows":
-        zeros_RG = None if self.zeros_RG is None else self.zeros_RG[which]
-        return ScaledRows(self.numbers_RI[which], self.scales_RG[which], zeros_RG)
+    def rows(self, start: int, stop: int) -> "ScaledRows":
+        zeros_RG = None if self.zeros_RG is None else self.zeros_RG[start:stop]
+        return ScaledRows(self.numbers_RI[start:stop], self.scales_RG[start:stop], zeros_RG)
 
     def columns(self, start: int, stop: int) -> "ScaledRows":
         """Of neighbours in groups, none of which is cut."""

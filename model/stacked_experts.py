@@ -75,7 +75,7 @@ class StackedExperts:
             return
         if matrix.packed:
             rows = self._packed_rows(matrix)
-            yield rows.rows(slice(start, stop)).expanded() if dim == 0 else rows.expanded()[:, start:stop]
+            yield rows.rows(start, stop).expanded() if dim == 0 else rows.expanded()[:, start:stop]
         elif matrix.first is None:
             yield self._of_expert(matrix.stack, matrix.expert).t().narrow(dim, start, stop - start)
         else:
@@ -91,7 +91,7 @@ class StackedExperts:
 
     def read_scaled(self, name: str, dim: int, start: int, stop: int) -> Iterator[ScaledRows]:
         rows = self._packed_rows(self._matrices[name])
-        yield rows.rows(slice(start, stop)) if dim == 0 else rows.columns(start, stop)
+        yield rows.rows(start, stop) if dim == 0 else rows.columns(start, stop)
 
     def _packed_rows(self, matrix: _Matrix) -> ScaledRows:
         """All. Of a byte the low bits are first."""

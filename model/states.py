@@ -10,6 +10,7 @@ its channels, H value heads of this rank, D numbers of a key, V of a value.
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,8 +102,8 @@ class States:
         return self.tails_LSTC.nbytes + self.states_LSHDV.nbytes
 
 
-def held_by_layers(config: ModelConfig, kv_cache: Tensor, states: States | None) -> list[Tensor | LayerState]:
-    """Each layer's cache, or its states."""
+def held_by_layers(config: ModelConfig, kv_cache: Sequence[Tensor], states: States | None) -> list[Tensor | LayerState]:
+    """Each layer's part of the cache, or its states."""
     if states is None:
         return list(kv_cache)
     caches, carried = iter(kv_cache), map(states.of_layer, itertools.count())

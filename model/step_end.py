@@ -10,6 +10,7 @@ from tercet.model.eagle_guesser import EagleGuesser
 from tercet.model.forward_step import Forwarded
 from tercet.model.guess_ahead import GuessAhead
 from tercet.model.guesser import Guesser, Hearing, OwnGuesser
+from tercet.model.kv_cache import KvCache
 from tercet.model.padded_shapes import Shapes
 from tercet.model.rank_weights import EagleWeights
 from tercet.model.runner_settings import GuessSettings
@@ -23,7 +24,7 @@ class StepEnd:
     """Of all steps of a runner."""
 
     def __init__(
-        self, decoder: Decoder, guesses: GuessSettings | None, table: SlotTable, kv_cache: Tensor, shapes: Shapes,
+        self, decoder: Decoder, guesses: GuessSettings | None, table: SlotTable, kv_cache: KvCache, shapes: Shapes,
         states: States | None,
     ) -> None:  # fmt: skip
         """`kv_cache`: of all layers, that of a layer that guesses the last; `shapes`: of steps; `states`: of a model
@@ -32,7 +33,7 @@ class StepEnd:
         self._guess_ahead: GuessAhead | None = None
         self._heard_RD: Tensor | None = None
         if guesses is not None and guesses.looked_up is None:
-            own = kv_cache[decoder.config.num_caching_layers :]
+            own = kv_cache.layers[decoder.config.num_caching_layers :]
             eagle = isinstance(decoder.weights.guesser, EagleWeights)
             guesser: Guesser = EagleGuesser(decoder) if eagle else OwnGuesser(decoder)
             self._guess_ahead = GuessAhead(guesser, guesses, table, own, shapes.max_tokens)

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tercet.ipc.step_messages import Step
 from tercet.ipc.swap_messages import Swap
 from tercet.model.host_memory import PIECE
 from tercet.model.host_places import HostPlaces
+from tercet.model.kv_cache import KvCache
 from tercet.model.landings import DoneMidway, Midway
 from tercet.model.page_copies import PageCopies
 from tercet.model.states import States
@@ -69,11 +69,12 @@ class Swaps:
     stream, would wait for all that is begun.
     """
 
-    def __init__(self, kv_cache: Tensor, places: HostPlaces, run_ahead: int, states: States | None = None) -> None:
+    def __init__(self, kv_cache: KvCache, places: HostPlaces, run_ahead: int, states: States | None = None) -> None:
         """`states`: where there are places for them."""
-        self._of_pages = [PageCopies(kv_cache, places.pages, PIECE)]
+        blocks = zip(kv_cache.blocks, places.pages, strict=True)
+        self._of_pages = [PageCopies(block, host_pages, PIECE) for block, host_pages in blocks]
         self._of_states = [] if states is None else _of_states(states, places)
-        self._on_gpu = kv_cache.is_cuda
+        self._on_gpu = kv_cache.device.type == "cuda"
         self._epoch, self._behind = 0, 0
         """`_behind`: the last swap that steps are behind."""
         if self._on_gpu:

@@ -7,23 +7,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tercet.model.config_latents import share_of_head
 from tercet.model.config_positions import with_plain_positions
 from tercet.model.renamed import Renamed
 from tercet.model.weights import Files
 
+_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
+_GEMMA4S = ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")
+
 
 @dataclass(frozen=True)
-class _Whole:
-    """Its model_type and its language model's, then what serves that: an architecture and a model_type. And what
-    transformers assumes of this language model where config.json is silent, unless it is what it always assumes.
-    Last, what it may have instead: by model_type, the architecture that serves it."""
+class _Language:
+    """What a whole calls its language model, and what serves that: an architecture and a model_type. What transformers
+    assumes of it where config.json is silent, unless it is what it always assumes; and what it has whatever is said.
+    `divides`: its heads are equal parts of hidden states."""
 
-    model_type: str
     text_type: str
     architecture: str
     served_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    others: Mapping[str, str] = field(default_factory=dict)
+    always: Mapping[str, Any] = field(default_factory=dict)
+    divides: bool = False
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Its model_type, and the language models that may be inside: the first where config.json does not say which.
+    `flat`: the first files say all of it on one level; `caps`: transformers caps the whole's logits as those of the
+    language model alone."""
+
+    model_type: str
+    languages: tuple[_Language, ...]
+    flat: bool = False
+    caps: bool = False
+    others: tuple[str, ...] = _OF_IMAGES
+    """What names of tensors that look or listen begin with."""
 
 
 _QWEN2_VL = {
@@ -43,35 +61,71 @@ _QWEN3_VL_MOE = {
     "moe_intermediate_size": 1408,
     "norm_topk_prob": True,
 }
-_BESIDE_INTERNVIT = {
-    "gpt_oss": "GptOssForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-}
-_BESIDE_PIXTRAL = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
+_GLM4V = _Language(
+    "glm4v_text",
+    "Glm4ForCausalLM",
+    "glm4",
+    {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0},
+    {"attention_bias": True},
+    divides=True,
+)
+_GLM4V_MOE = _Language(
+    "glm4v_moe_text",
+    "Glm4MoeForCausalLM",
+    "glm4_moe",
+    {"max_position_embeddings": 65536, "vocab_size": 151424, "attention_bias": True},
+    {"use_qk_norm": False},
+)
+
+
+def _alone_as(architecture: str, kind: str) -> _Language:
+    """One that is called as it would be without a whole around it."""
+    return _Language(kind, architecture, kind)
+
+
 WHOLES = {
-    "Gemma3ForConditionalGeneration": _Whole("gemma3", "gemma3_text", "Gemma3ForCausalLM", "gemma3_text"),
+    "Gemma3ForConditionalGeneration": _Whole("gemma3", (_alone_as("Gemma3ForCausalLM", "gemma3_text"),)),
+    "Gemma4ForConditionalGeneration": _Whole(
+        "gemma4", (_alone_as("Gemma4ForCausalLM", "gemma4_text"),), caps=True, others=_GEMMA4S
+    ),
+    "Glm4vForConditionalGeneration": _Whole("glm4v", (_GLM4V,)),
+    "Glm46VForConditionalGeneration": _Whole("glm46v", (_GLM4V, _GLM4V_MOE)),
+    "Glm4vMoeForConditionalGeneration": _Whole("glm4v_moe", (_GLM4V_MOE,)),
     "InternVLForConditionalGeneration": _Whole(
-        "internvl", "qwen2", "Qwen2ForCausalLM", "qwen2", others=_BESIDE_INTERNVIT
+        "internvl",
+        (
+            _alone_as("Qwen2ForCausalLM", "qwen2"),
+            _alone_as("GptOssForCausalLM", "gpt_oss"),
+            _alone_as("LlamaForCausalLM", "llama"),
+            _alone_as("Qwen3ForCausalLM", "qwen3"),
+            _alone_as("Qwen3MoeForCausalLM", "qwen3_moe"),
+        ),
     ),
     "Mistral3ForConditionalGeneration": _Whole(
-        "mistral3", "mistral", "MistralForCausalLM", "mistral", others=_BESIDE_PIXTRAL
+        "mistral3",
+        (
+            _alone_as("MistralForCausalLM", "mistral"),
+            _alone_as("Ministral3ForCausalLM", "ministral3"),
+            _alone_as("Mistral4ForCausalLM", "mistral4"),
+        ),
     ),
-    "Qwen2VLForConditionalGeneration": _Whole("qwen2_vl", "qwen2_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),
+    "Qwen2VLForConditionalGeneration": _Whole(
+        "qwen2_vl", (_Language("qwen2_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),), flat=True
+    ),
     "Qwen2_5_VLForConditionalGeneration": _Whole(
-        "qwen2_5_vl", "qwen2_5_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL
+        "qwen2_5_vl", (_Language("qwen2_5_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),), flat=True
     ),
-    "Qwen3VLForConditionalGeneration": _Whole("qwen3_vl", "qwen3_vl_text", "Qwen3ForCausalLM", "qwen3", _QWEN3_VL),
+    "Qwen3VLForConditionalGeneration": _Whole(
+        "qwen3_vl", (_Language("qwen3_vl_text", "Qwen3ForCausalLM", "qwen3", _QWEN3_VL),)
+    ),
     "Qwen3VLMoeForConditionalGeneration": _Whole(
-        "qwen3_vl_moe", "qwen3_vl_moe_text", "Qwen3MoeForCausalLM", "qwen3_moe", _QWEN3_VL_MOE
+        "qwen3_vl_moe", (_Language("qwen3_vl_moe_text", "Qwen3MoeForCausalLM", "qwen3_moe", _QWEN3_VL_MOE),)
     ),
-    "Qwen3_5ForConditionalGeneration": _Whole("qwen3_5", "qwen3_5_text", "Qwen3_5ForCausalLM", "qwen3_5_text"),
+    "Qwen3_5ForConditionalGeneration": _Whole("qwen3_5", (_alone_as("Qwen3_5ForCausalLM", "qwen3_5_text"),)),
     "Qwen3_5MoeForConditionalGeneration": _Whole(
-        "qwen3_5_moe", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"
+        "qwen3_5_moe", (_alone_as("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),)
     ),
 }
-_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
 _ABOUT_IMAGES = frozenset(
     {
         "vision_config",
@@ -79,7 +133,11 @@ _ABOUT_IMAGES = frozenset(
         "vision_end_token_id",
         "vision_token_id",
         "image_token_id",
+        "image_start_token_id",
+        "image_end_token_id",
         "video_token_id",
+        "video_start_token_id",
+        "video_end_token_id",
     }
 )
 
@@ -96,38 +154,48 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     if raw.get("model_type", whole.model_type) != whole.model_type:
         raise ValueError(f"config.json: model_type is {raw['model_type']!r}; {architecture} wants {whole.model_type!r}")
     text = raw.get("text_config")
-    if whole.defaults and text is None:  # the first files of Qwen's say all of it on one level
-        text = {name: value for name, value in raw.items() if name not in _ABOUT_IMAGES} | {"model_type": None}
-    kinds = {whole.text_type: (whole.architecture, whole.served_type)}
-    kinds |= {kind: (serving, kind) for kind, serving in whole.others.items()}
-    kind = (text.get("model_type") or whole.text_type) if isinstance(text, Mapping) else None
-    if not isinstance(text, Mapping) or kind not in kinds:
-        wanted = " or ".join(map(repr, kinds))
+    if whole.flat and text is None:
+        text = {**raw, "model_type": None}
+    kind = (text.get("model_type") or whole.languages[0].text_type) if isinstance(text, Mapping) else None
+    language = next((one for one in whole.languages if one.text_type == kind), None)
+    if not isinstance(text, Mapping) or language is None:
+        wanted = " or ".join(repr(one.text_type) for one in whole.languages)
         raise ValueError(f"config.json: text_config is {text!r}; {architecture} wants one of model_type {wanted}")
-    if text.get("final_logit_softcapping") is not None:  # transformers caps those of the language model alone
+    if not whole.caps and text.get("final_logit_softcapping") is not None:
         raise ValueError(
             f"config.json: final_logit_softcapping is {text['final_logit_softcapping']!r}; supported for "
             f"{architecture}: none"
         )
     # Said of the whole: the type of all weights, and whether words have one matrix.
     shared = {name: raw[name] for name in ("dtype", "torch_dtype", "tie_word_embeddings") if raw.get(name) is not None}
-    if whole.defaults and text.get("tie_word_embeddings"):
+    if language.defaults and text.get("tie_word_embeddings"):
         shared["tie_word_embeddings"] = True
-    serving, served_type = kinds[kind]
-    alone = {**whole.defaults, **text, **shared, "architectures": [serving], "model_type": served_type}
-    return with_plain_positions(alone)
+    alone = {**language.defaults, **text, **shared, **language.always}
+    if language.divides:
+        alone["head_dim"] = _divided(alone)
+    alone |= {"architectures": [language.architecture], "model_type": language.served_type}
+    return with_plain_positions({name: value for name, value in alone.items() if name not in _ABOUT_IMAGES})
 
 
-def text_tensors(whole: Files) -> Files:
-    """Without what looks at images, and by the names of a language model."""
-    names = ((_alone(name), name) for name in whole.shapes())
+def _divided(config: Mapping[str, Any]) -> int:
+    """How many numbers a head has, of hidden states that heads share."""
+    size, said = share_of_head(config), config.get("head_dim")
+    if said not in (None, size):
+        raise ValueError(f"config.json: head_dim is {said!r}; want {size}, hidden_size by num_attention_heads")
+    return size
+
+
+def text_tensors(raw: Mapping[str, Any], whole: Files) -> Files:
+    """Without what looks at images or listens, and by the names of a language model. `raw`: the config.json."""
+    others = WHOLES[raw["architectures"][0]].others
+    names = ((_alone(name, others), name) for name in whole.shapes())
     return Renamed(whole, {alone: name for alone, name in names if alone is not None})
 
 
-def _alone(name: str) -> str | None:
+def _alone(name: str, others: tuple[str, ...]) -> str | None:
     """A tensor's name in a language model; None: it is not of one. Versions of transformers write two kinds."""
     if name.startswith("language_model."):
         return name.removeprefix("language_model.")
     if name.startswith("model.language_model."):
         return "model." + name.removeprefix("model.language_model.")
-    return None if name.removeprefix("model.").startswith(_OF_IMAGES) else name
+    return None if name.removeprefix("model.").startswith(others) else name

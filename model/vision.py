@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tercet.model.config import ModelConfig
 from tercet.model.dummy import DummyCheckpoint
+from tercet.model.glm_tower import glm_weights
 from tercet.model.image_grid import ImageGrid, image_grid
 from tercet.model.internvl_tower import internvl_weights
 from tercet.model.pixtral_tower import pixtral_weights
@@ -28,6 +29,7 @@ from tercet.model.vision_places import VisionPlaces
 from tercet.model.vision_weights import VisionWeights, fill_vision, shapes_of
 from tercet.model.weights import Files, carry_out
 from tercet.triton_kernels.axis_turns import axis_turns
+from tercet.triton_kernels.cubic_positions import add_cubic_positions
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.grid_positions import add_grid_positions
 from tercet.triton_kernels.image_patches import image_patches
@@ -86,18 +88,25 @@ class Vision:
         patches_PK = image_patches(
             pixels_HW3, grid.places_P2, self._normal_23, config.patch, config.frames, patches.weight_NK.dtype
         )
-        stream_PD, positions_GD = self._layers.linear(patches_PK, patches), self._weights.positions_GD
-        if positions_GD is not None and self._weights.first_D is not None:
-            stream_PD = tile_rows(stream_PD, self._weights.first_D, positions_GD, grid.places_P2)
-        elif positions_GD is not None:
-            add_grid_positions(stream_PD, positions_GD, grid.places_P2, rows, columns)
+        stream_PD = self._layers.linear(patches_PK, patches)
         if self._weights.first_norm is not None:
             stream_PD = normed(stream_PD, self._weights.first_norm)
-        stream = Stream(stream_PD)
+        stream = Stream(self._placed(stream_PD, grid, rows, columns))
         segments = Segments(grid, self._turns(grid, max(rows, columns)))
         deep = self._layers.run(stream, segments)
         rows_NO = self._layers.rows(stream, grid)
         return Seen(rows_NO if grid.back_N is None else embedding(grid.back_N, rows_NO), deep)
+
+    def _placed(self, stream_PD: Tensor, grid: ImageGrid, rows: int, columns: int) -> Tensor:
+        """With learned positions, if there are any. Uses up what it is given."""
+        positions_GD, first_D = self._weights.positions_GD, self._weights.first_D
+        if positions_GD is None:
+            return stream_PD
+        if first_D is not None:
+            return tile_rows(stream_PD, first_D, positions_GD, grid.places_P2)
+        add_positions = add_cubic_positions if self.config.cubic else add_grid_positions
+        add_positions(stream_PD, positions_GD, grid.places_P2, rows, columns)
+        return stream_PD
 
     def tables(self, pixels_HW3: Tensor) -> tuple[ImageGrid, Tensor | None]:
         """What encoding an image of this size reads besides pixels and weights."""
@@ -154,7 +163,9 @@ class Vision:
 def empty_vision(config: VisionConfig, dtype: torch.dtype, device: torch.device, *, deterministic: bool) -> Vision:
     """One whose weights nobody has filled."""
     places = VisionPlaces(config, dtype, device)
-    of_names = {"internvl": internvl_weights, "pixtral": pixtral_weights, "siglip": siglip_weights}
+    of_names = {
+        "glm": glm_weights, "internvl": internvl_weights, "pixtral": pixtral_weights, "siglip": siglip_weights
+    }  # fmt: skip
     weights = of_names.get(config.names, qwen_weights)(places)
     return Vision(config, weights, places.moves, device, deterministic=deterministic)
 

@@ -34,7 +34,7 @@ class VisionConfig:
     patch_bias: bool
     out_bias: bool
     """Of the products behind the layers."""
-    names: Literal["qwen2", "qwen3", "pixtral", "siglip", "internvl"]
+    names: Literal["qwen2", "qwen3", "pixtral", "siglip", "internvl", "glm"]
     """Whose names its tensors have."""
     mean: tuple[float, ...]
     """Of red, green and blue from 0 to 1, which pixels are shifted by."""
@@ -48,6 +48,8 @@ class VisionConfig:
     """A patch's row and its column turn by the same frequencies; else they have every other one each."""
     positions: int = 0
     """Side of the square of learned positions, stretched over each image; 0: there are none."""
+    cubic: bool = False
+    """Between those a curve goes through four each way; else what lies there is linear."""
     window: int = 0
     """Side of the squares of tokens within which layers attend; 0: all layers attend to the whole image."""
     whole_layers: frozenset[int] = frozenset()
@@ -71,6 +73,8 @@ class VisionConfig:
     qkv_bias: bool = True
     qk_norms: bool = False
     """Queries of a patch are normed, all heads' as one row, and so are keys."""
+    out_inner_size: int = 0
+    """Of the gated MLP that tokens go through behind the layers; 0: they go through none."""
     last_norm: bool = False
     """Patches are normed behind the layers, before tokens are made of them."""
 

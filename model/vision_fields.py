@@ -58,6 +58,46 @@ def heads_of(config: Mapping[str, Any], name: str, hidden: int) -> int:
     return heads
 
 
+def of_square(value: object) -> object:
+    """Files may give both sides of one."""
+    if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
+        return value[0]
+    return value
+
+
+def out_size_of(raw: Mapping[str, Any], name: str, out: int) -> int:
+    """Of rows that the encoder makes, which its field of this name says: the language model's hidden size."""
+    text = raw.get("text_config") or raw
+    hidden = text.get("hidden_size", out) if isinstance(text, Mapping) else out
+    if hidden != out:
+        raise ValueError(
+            f"config.json: vision_config.{name} is {out}; want the language model's hidden_size, {hidden!r}"
+        )
+    return out
+
+
+def sections_of(raw: Mapping[str, Any], usual: tuple[int, int, int], *, interleaved: bool) -> tuple[int, int, int]:
+    """How many frequencies of the language model turn by time, by row, by column; they take turns or not, as its family
+    does."""
+    text = raw.get("text_config") or raw
+    rope = (text.get("rope_scaling") or text.get("rope_parameters") or {}) if isinstance(text, Mapping) else {}
+    given = rope.get("mrope_section", list(usual)) if isinstance(rope, Mapping) else rope
+    if not isinstance(given, list) or len(given) != 3 or not all(type(one) is int and one >= 0 for one in given):
+        raise ValueError(f"config.json: mrope_section is {given!r}; want three numbers")
+    if isinstance(rope, Mapping) and rope.get("mrope_interleaved", interleaved) is not interleaved:
+        said = f"mrope_interleaved is {rope['mrope_interleaved']!r}"
+        raise ValueError(f"config.json: {said}, which would change the result; supported: {interleaved}")
+    return given[0], given[1], given[2]
+
+
+def check_agrees(images: Mapping[str, Any], **sizes: int) -> None:
+    """Refuse settings of images that name other sizes than config.json does."""
+    for name, size in sizes.items():
+        if images.get(name, size) != size:
+            said = f"preprocessor_config.json: {name} is {images[name]!r}"
+            raise ValueError(f"{said}; want {size}, as config.json's vision_config has it")
+
+
 def theta_of(config: Mapping[str, Any]) -> float:
     """Base of the angles by which patches turn."""
     rope = config.get("rope_parameters") or {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from tercet.model.image_grid import ImageGrid
 from tercet.model.linear import linear
 from tercet.model.vision_config import VisionConfig
-from tercet.model.vision_weights import Linear, Merger, Norm, Pooler, VisionLayer, VisionWeights
+from tercet.model.vision_weights import GatedMerger, Linear, Merger, Norm, Pooler, VisionLayer, VisionWeights
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.full_attention import full_attention
@@ -94,12 +94,16 @@ class VisionLayers:
         joined_NE = embedding(grid.patches_P, made_TD).view(-1, len(merger.norm.weight_D))
         return self.merged(normed(joined_NE, merger.norm), merger)
 
-    def merged(self, normed_PD: Tensor, merger: Merger | Pooler) -> Tensor:
+    def merged(self, normed_PD: Tensor, merger: Merger | GatedMerger | Pooler) -> Tensor:
         """Of normed patches, or tokens: [N, O]."""
         if isinstance(merger, Pooler):
             mean_ND = mean_rows(normed_PD, self._config.merge**2)
             return self.linear(normed(mean_ND, merger.norm_of_mean), merger.out)
         joined_NE = normed_PD.view(-1, self._config.hidden_size * self._config.merge**2)
+        if isinstance(merger, GatedMerger):
+            first_NO = self.linear(self.linear(joined_NE, merger.join), merger.first)
+            bent_NO = gelu(normed(first_NO, merger.first_norm), "exact")
+            return self.linear(silu_and_mul(self.linear(bent_NO, merger.up)), merger.down)
         if merger.join is not None:
             joined_NE = self.linear(joined_NE, merger.join)
         return self.linear(gelu(self.linear(joined_NE, merger.first), "exact"), merger.second)

@@ -68,10 +68,11 @@ class VisionPlaces:
         self.fill(name, weight_NK.t())
         return Linear(weight_NK, None)
 
-    def up(self, names: Sequence[str], *, bias: bool) -> Linear:
-        """What an MLP begins with, of one tensor or of several: rows for gates, then the others."""
-        hidden, inner = self.config.hidden_size, self.config.inner_size
-        count, filled = len(names), self._filled
+    def up(self, names: Sequence[str], *, bias: bool, sizes: tuple[int, int] | None = None) -> Linear:
+        """What an MLP begins with, of one tensor or of several: rows for gates, then the others. `sizes`: the inner and
+        the outer one, if it is of no layer."""
+        inner, hidden = sizes or (self.config.inner_size, self.config.hidden_size)
+        count, filled = len(names), _filled(inner)
         weight_FD, bias_F = self._zeros(count * filled, hidden), self._zeros(count * filled) if bias else None
         for index, name in enumerate(names):
             rows = slice(index * filled, index * filled + inner)
@@ -80,11 +81,11 @@ class VisionPlaces:
                 self.fill(f"{name}.bias", bias_F[rows])
         return Linear(weight_FD, bias_F)
 
-    def down(self, name: str, *, bias: bool) -> Linear:
+    def down(self, name: str, *, bias: bool, sizes: tuple[int, int] | None = None) -> Linear:
         """What it ends with."""
-        hidden = self.config.hidden_size
-        weight_DF = self._zeros(hidden, self._filled)
-        self.fill(f"{name}.weight", weight_DF[:, : self.config.inner_size])
+        inner, hidden = sizes or (self.config.inner_size, self.config.hidden_size)
+        weight_DF = self._zeros(hidden, _filled(inner))
+        self.fill(f"{name}.weight", weight_DF[:, :inner])
         return Linear(weight_DF, self.vector(f"{name}.bias", hidden) if bias else None)
 
     def matrix(self, name: str, rows: int, columns: int) -> Tensor:
@@ -113,22 +114,33 @@ class VisionPlaces:
     def channels_first(self, name: str, rows: int, channels: int) -> Linear:
         """Of all patches of a token, of which files have all patches' first numbers first; we have patches one after
         the other."""
-        patches = self.config.merge**2
-        weight_NE = self._empty(rows, patches * channels)
-        into = weight_NE.view(rows, patches, channels).transpose(1, 2)
-        self.moves.append(Move(f"{name}.weight", tuple(weight_NE.shape), 0, 0, rows, into))
+        weight_NE = self._empty(rows, self.config.merge**2 * channels)
+        self.moves.append(
+            Move(f"{name}.weight", tuple(weight_NE.shape), 0, 0, rows, self._by_patches(weight_NE, channels))
+        )
         return Linear(weight_NE, None)
+
+    def convolved(self, name: str, rows: int, channels: int) -> Linear:
+        """The same, as a convolution over patches, with a bias."""
+        weight_NE = self._empty(rows, self.config.merge**2 * channels)
+        self.fill(f"{name}.weight", self._by_patches(weight_NE, channels))
+        return Linear(weight_NE, self.vector(f"{name}.bias", rows))
+
+    def _by_patches(self, weight_NE: Tensor, channels: int) -> Tensor:
+        """[rows, channels, merge, merge], where patches lie one after the other."""
+        merge = self.config.merge
+        return weight_NE.view(len(weight_NE), merge, merge, channels).permute(0, 3, 1, 2)
 
     def fill(self, name: str, into: Tensor) -> Tensor:
         self.moves.append(Move(name, tuple(into.shape), 0, 0, len(into), into))
         return into
-
-    @property
-    def _filled(self) -> int:
-        return -(-self.config.inner_size // _MULTIPLE) * _MULTIPLE
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+
+def _filled(inner: int) -> int:
+    return -(-inner // _MULTIPLE) * _MULTIPLE

@@ -1,6 +1,7 @@
 """The weights of a vision encoder, and how they are read from a checkpoint. Every rank has all of them.
 
-Which tensors fill which places is in `qwen_tower.py`, `pixtral_tower.py`, `siglip_tower.py` and `internvl_tower.py`.
+Which tensors fill which places is in `qwen_tower.py`, `pixtral_tower.py`, `siglip_tower.py`, `internvl_tower.py` and
+`glm_tower.py`.
 
 Shape suffixes: N output columns of a product, D the encoder's hidden size, F inner size (filled up), K numbers of a
 patch, E numbers of a token's patches, G positions, O the language model's hidden size.
@@ -66,6 +67,22 @@ class Merger:
 
 
 @dataclass(frozen=True)
+class GatedMerger:
+    """Makes it by an MLP with gates."""
+
+    norm: Norm
+    """Of patches."""
+    join: Linear
+    """Of a token's patches makes one row."""
+    first: Linear
+    first_norm: Norm
+    """Of what that makes."""
+    up: Linear
+    """Rows for gates, then the others."""
+    down: Linear
+
+
+@dataclass(frozen=True)
 class Pooler:
     """Makes it of a token's patches' mean."""
 
@@ -80,9 +97,9 @@ class VisionWeights:
     patches: Linear
     positions_GD: Tensor | None
     first_norm: Norm | None
-    """Of what layers begin with."""
+    """Of patches, before positions are added."""
     layers: tuple[VisionLayer, ...]
-    merger: Merger | Pooler
+    merger: Merger | GatedMerger | Pooler
     deep: tuple[Merger, ...]
     first_D: Tensor | None = None
     """What is ahead of the patches of each tile."""

@@ -133,7 +133,7 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> bool:
     # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
     tied = config.tie_word_embeddings and LM_HEAD not in shapes
     expected = expected_shapes(replace(config, tie_word_embeddings=tied))
-    found = {name: shape for name, shape in shapes.items() if name in expected or not _guesses(name, config)}
+    found = {name: shape for name, shape in shapes.items() if name in expected or not _is_left(name, config)}
     check_names(checkpoint.source, expected, found)
     return tied
 
@@ -159,45 +159,39 @@ def carry_out(moves: Sequence[Move], checkpoint: Checkpoint, progress: Progress 
 
 def fill(move: Move, checkpoint: Checkpoint) -> None:
     """Carry a move out."""
-    what, row = (move.name, move.dim, move.start, move.stop), 0
-    if isinstance(move.into, ScaledWeight):
+    what, row, into = (move.name, move.dim, move.start, move.stop), 0, move.into
+    if isinstance(into, ScaledWeight):
         assert isinstance(checkpoint, ScaledCheckpoint)  # nothing of others is kept
-        for scaled in checkpoint.read_scaled(*what):
-            count = len(scaled.numbers_RI)
-            for place, rows in move.parted(row, count):
-                assert isinstance(place, ScaledWeight)
-                _fill_scaled(move, place, scaled.rows(rows))
+        for some in checkpoint.read_scaled(*what):
+            count, (numbers_RJ, scales_GR) = len(some.numbers_RI), _as_kept(move.name, some, into)
+            rows = move.rows(row, count)
+            into.numbers_NJ.view(torch.uint8)[rows] = numbers_RJ.to(into.numbers_NJ).view(torch.uint8)
+            into.scales_GN[:, rows] = scales_GR.to(into.scales_GN)
             row += count
     else:
         for piece in checkpoint.read(*what):
-            for into, rows in move.parted(row, len(piece)):
-                assert isinstance(into, Tensor)
-                # To the device first, then to the type: the device converts faster.
-                into.copy_(move.changed(piece[rows].to(into.device)).view(into.shape))
+            # To the device first, then to the type: the device converts faster.
+            numbers = move.changed(piece.to(into.device)).view(len(piece), *into.shape[1:])
+            rows = move.rows(row, len(piece))
+            into[rows] = numbers if isinstance(rows, slice) else numbers.to(into)
             row += len(piece)
-    assert row == len(move.into)
+    assert row == len(into)
 
 
-def _fill_scaled(move: Move, place: ScaledWeight, piece: ScaledRows) -> None:
-    numbers_RI, scales_RG, zeros_RG = piece
-    if place.is_mx:
-        _fill_mx(move, place, numbers_RI, scales_RG)
-    elif zeros_RG is None:
-        place.numbers_NJ.copy_(stored(numbers_RI))
-        place.scales_GN.copy_(scales_RG.t())
-    else:
-        place.numbers_NJ.copy_(packed(numbers_RI))
-        place.scales_GN.copy_(with_zeros(scales_RG.t().to(place.of_scales), zeros_RG.t(), place.dtype))
+def _as_kept(name: str, some: ScaledRows, into: ScaledWeight) -> tuple[Tensor, Tensor]:
+    """Some rows' numbers and scales; of MXFP4 whole blocks are filled up with zeros."""
+    numbers_RI, scales_RG, zeros_RG = some
+    if into.is_mx:
+        exponents_RG = scales_RG.view(torch.uint8)
+        if (most := int(exponents_RG.max())) > MX_MOST:
+            raise ValueError(f"tensor {name} has a scale of 2^{most - 127}; want 2^{MX_MOST - 127} at most")
+        return packed_mx(F.pad(numbers_RI, (0, into.stored_columns - numbers_RI.shape[1]))), with_powers(exponents_RG)
+    if zeros_RG is None:
+        return stored(numbers_RI), scales_RG.t()
+    return packed(numbers_RI), with_zeros(scales_RG.t().to(into.of_scales), zeros_RG.t(), into.dtype)
 
 
-def _fill_mx(move: Move, place: ScaledWeight, codes_RI: Tensor, powers_RG: Tensor) -> None:
-    """Fill up whole blocks with zeros."""
-    exponents_RG = powers_RG.view(torch.uint8)
-    if (most := int(exponents_RG.max())) > MX_MOST:
-        raise ValueError(f"tensor {move.name} has a scale of 2^{most - 127}; want 2^{MX_MOST - 127} at most")
-    more = place.stored_columns - codes_RI.shape[1]
-    place.numbers_NJ.copy_(packed_mx(F.pad(codes_RI, (0, more))))
-    place.scales_GN.copy_(with_powers(exponents_RG))
+_OF_KEYS_AND_VALUES = tuple(f"self_attn.{name}." for name in ("k_proj", "v_proj", "k_norm"))
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -207,12 +201,17 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {move.name: move.shape for move in builder.moves}
 
 
-def _guesses(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is of a layer behind the last: nothing needs those that are not expected."""
+def _is_left(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor is of a layer behind the last, or makes keys and values of a layer that borrows them: nothing
+    needs those that are not expected."""
     if name.startswith(("mtp.", "model.mtp_")):  # as Qwen's files and ERNIE's have them, whatever config.json says
         return True
-    layer = name.removeprefix(LAYERS).partition(".")[0]
-    return layer.isdigit() and 0 <= int(layer) - config.num_layers < config.guessing_layers
+    layer, _, rest = name.removeprefix(LAYERS).partition(".")
+    if not layer.isdigit():
+        return False
+    if int(layer) < config.num_layers:
+        return config.layer_heads[int(layer)].borrowed and rest.startswith(_OF_KEYS_AND_VALUES)
+    return int(layer) - config.num_layers < config.guessing_layers
 
 
 def check_names(source: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

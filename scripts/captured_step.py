@@ -66,11 +66,12 @@ def share_of_rank(config: ModelConfig, size: int, num_layers: int) -> ModelConfi
         bare_layers=frozenset(layer for layer in config.bare_layers if layer < num_layers),
         num_layers=num_layers,
         num_heads=config.num_heads // size,
-        num_kv_heads=config.kv_heads_per_rank(size),
+        num_kv_heads=config.heads.of_rank(size),
         intermediate_size=config.intermediate_size // size,
         vocab_size=config.vocab_per_rank(size),
         layer_windows=config.layer_windows[:num_layers],
         layer_ropes=config.layer_ropes[:num_layers],
+        layer_heads=tuple(replace(heads, count=heads.of_rank(size)) for heads in config.layer_heads[:num_layers]),
     )
 
 
@@ -131,9 +132,10 @@ class StepModel:
         num_pages = max(max_rows * pages_each, MOST_TOKENS // _PAGE_SIZE) + 1
         cells = cache_dtype(kv_cache_dtype, dtype, device)
         self._kv_cache = make_kv_cache(config, num_pages, _PAGE_SIZE, cells, device, group.size)
-        for layer in self._kv_cache:  # to read zeros takes a fifth less power, and the clock follows power
+        for layer in self._kv_cache.layers:  # to read zeros takes a fifth less power, and the clock follows power
             layer.copy_(torch.randn(layer.shape, dtype=dtype, device=device))
         most_tried = 0 if self._guesses is None else TrialShapes(self._guesses).max_rows
+        self._of_model = self._kv_cache.layers[: config.num_caching_layers]
         self._states = make_states(config, num_places(max_rows, 0), dtype, device, group.size, most_tried)
         self._table = make_slot_table(max_rows, length, _PAGE_SIZE, device)
         shuffled = 1 + torch.randperm(num_pages - 1, dtype=torch.int32, device=device)
@@ -146,7 +148,7 @@ class StepModel:
         most = max_rows * (1 + num_guesses) + 64
         self._buffers = StepBuffers(most, max_rows + MOST_TOKENS, self._words_W)
         trials = None if self._guesses is None else TrialShapes(self._guesses)
-        shapes = self._decoder.shapes(self._kv_cache, max_rows, MOST_TOKENS, trials)
+        shapes = self._decoder.shapes(self._of_model, max_rows, MOST_TOKENS, trials)
         self._end = StepEnd(self._decoder, self._guesses, self._table, self._kv_cache, shapes, self._states)
         self._extras = Extras(max_rows + 1, device, config.vocab_size)
         places = torch.zeros(2, most, dtype=torch.int32, pin_memory=True)
@@ -156,7 +158,7 @@ class StepModel:
     def decode(self, num_rows: int) -> "CapturedStep":
         """A step of one more token for each of so many rows."""
         self._table.page_table_SM[:num_rows, : self._decode_pages.shape[1]] = self._decode_pages[:num_rows]
-        shapes = self._decoder.shapes(self._kv_cache, num_rows, MOST_TOKENS)
+        shapes = self._decoder.shapes(self._of_model, num_rows, MOST_TOKENS)
         shape = shapes.of_length(StepShape(num_rows, 0, 0), self._context + _GROWTH)
         if self._num_adapters:
             turns = torch.arange(num_rows, dtype=torch.int32, device=self._group.device) % self._num_adapters
@@ -169,7 +171,7 @@ class StepModel:
         assert self._guesses is not None
         self._table.page_table_SM[:num_slots, : self._decode_pages.shape[1]] = self._decode_pages[:num_slots]
         trials = TrialShapes(self._guesses)
-        shapes = self._decoder.shapes(self._kv_cache, num_slots, MOST_TOKENS, trials)
+        shapes = self._decoder.shapes(self._of_model, num_slots, MOST_TOKENS, trials)
         shape = shapes.of_length(trials.exact(num_slots), self._context + _GROWTH)
         return self._capture(shape, range(num_slots), [])
 
@@ -199,7 +201,7 @@ class StepModel:
         return CapturedStep(graph, lambda: self._table.length_S.copy_(lengths_S), self._group)
 
     def _run(self, shape: StepShape) -> None:
-        tables = self._kv_cache[: self._decoder.config.num_caching_layers], self._table, self._buffers
+        tables = self._of_model, self._table, self._buffers
         forwarded = forward_step(self._decoder, *tables, shape, self._guesses, self._states, self._end.hearing())
         sample_step_into(self._ring, self._decoder, forwarded, self._table, shape=shape, extras=self._extras)
         self._end.run(forwarded, shape)

@@ -1,22 +1,18 @@
-"""Rows of the kernel bench for attention: decode over paged caches, causal prefill, and the prologue before both.
+"""Rows of the kernel bench for attention of rows that decode, over paged caches, and for what comes before attention.
 
 Head size 128, 8 kv heads, pages of 64 tokens in random order; caches in bf16 and, for the kernels that serve, in FP8.
-The peer of prefill is cuDNN's attention, through torch; FlashAttention 3 stands beside both with what it did on an
-H200, at the better of two numbers of heads.
+FlashAttention 3 stands beside them with what it did on an H200, at the better of two numbers of heads.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernel_rows import Row
 from kernel_timing import Stopwatch
-from tercet.triton_kernels.attention import decode_attention, plan_prefill, prefill_attention
+from tercet.triton_kernels.attention import decode_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
-from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.decode_work import make_decode_work, plan_decode_work
 from tercet.triton_kernels.fused_decode import fused_decode_attention, plan_fused_decode
@@ -34,8 +30,6 @@ _FA3_DECODE_US = {
     "B=1 C=32768": 43.5,
     "B=8 C=32768": 245.0,
 }
-_FA3_PREFILL_TFLOP_PER_S = {(1024, 16): 418.0, (8192, 2): 629.0, (32768, 1): 660.0}
-"""By length and batch."""
 
 
 def rows(stopwatch: Stopwatch) -> Iterator[Row]:
@@ -53,16 +47,6 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         yield _decode_row(stopwatch, name, lengths)
         for cells in (torch.bfloat16, FP8):
             yield _fused_row(stopwatch, name, lengths, cells)
-    for num_heads, length, batch in (
-        (16, 1024, 16),
-        (16, 2048, 1),
-        (16, 8192, 1),
-        (16, 8192, 2),
-        (32, 8192, 2),
-        (16, 32768, 1),
-    ):
-        for cells in (torch.bfloat16, FP8):
-            yield _prefill_row(stopwatch, num_heads, length, batch, cells)
     for num_tokens in (1, 64, 16384):
         yield _prologue_row(stopwatch, num_tokens)
     for num_heads, K, num_tokens in ((16, 1024, 2048), (16, 1024, 8192), (32, 4096, 2048), (32, 4096, 8192)):
@@ -132,46 +116,6 @@ def _fused_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], cells: t
         recorded_us=None if cells == FP8 else _FA3_DECODE_US.get(name),
         recorded_name=_FA3,
     )
-
-
-def _prefill_row(stopwatch: Stopwatch, num_heads: int, length: int, batch: int, cells: torch.dtype) -> Row:
-    pages_each = length // _PAGE
-    shape = batch * pages_each + 1, _KV_HEADS, _PAGE, _D
-    k_cache, v_cache = (stopwatch.cut(part * 2**28, *shape).to(cells) for part in range(2))
-    table, slots = _pages(batch, pages_each), _integers(range(batch))
-    starts, begins = _integers([0] * batch), _integers(range(0, (batch + 1) * length, length))
-    q, out = stopwatch.cut(3, batch * length, num_heads, _D), _empty(batch * length, num_heads, _D)
-    work = plan_prefill(slots, starts, begins, batch * length, num_heads, k_cache, Scoring(_SCALE))
-
-    def run(index: int) -> None:
-        prefill_attention(q, k_cache, v_cache, table, slots, starts, begins, _SCALE, work=work, out=out)
-
-    flops = 2.0 * batch * num_heads * length * length * _D
-    name = f"S={length} B={batch} H={num_heads}{_kind(cells)}"
-    recorded = None if cells == FP8 else _FA3_PREFILL_TFLOP_PER_S.get((length, batch))
-    return Row(
-        kernel="prefill_attention",
-        shape=name,
-        run=run,
-        copies=1,
-        num_bytes=8.0 * q.numel(),
-        num_flops=flops,
-        peer=None if cells == FP8 else _cudnn(stopwatch, batch, num_heads, length),
-        peer_name="cuDNN",
-        recorded_us=flops / recorded / 1e6 if recorded else None,
-        recorded_name=_FA3,
-        nodes=4,
-    )
-
-
-def _cudnn(stopwatch: Stopwatch, batch: int, num_heads: int, length: int) -> Callable[[int], object]:
-    q, k, v = (stopwatch.cut(part * 2**28, batch, num_heads, length, _D) for part in range(3))
-
-    def run(index: int) -> object:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    return run
 
 
 class _Tokens:

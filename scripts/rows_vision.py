@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from kernel_rows import Row
 from kernel_timing import Stopwatch
-from shapes_vision import gemma3, internvl
+from shapes_vision import gemma3, glm4v, internvl
 from tercet.model.vision import Vision, load_vision
 from tercet.model.vision_config import VisionConfig
 from tercet.model.vision_reader import read_vision_config
@@ -35,6 +35,7 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         ("qwen3_5", {}),
         ("mistral3", {"hidden_act": "silu", "patch_size": 14}),
         ("gemma3", gemma3()["vision_config"]),
+        ("glm4v", glm4v()["vision_config"]),
         ("internvl", internvl({"tie_word_embeddings": False, "torch_dtype": "bfloat16"})["vision_config"]),
     ):
         eye = _eye(kind, vision)

@@ -240,6 +240,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-vl-2b": shapes_vision.qwen3_vl(_qwen3(2048, 6144, 28, 16, tied=True)),
     "qwen3-vl-8b": shapes_vision.qwen3_vl(_qwen3(4096, 12288, 36, 32)),
     "gemma-3-4b": shapes_vision.gemma3(),
+    "glm-4.1v-9b": shapes_vision.glm4v(),
     "internvl3.5-8b": shapes_vision.internvl(_qwen3(4096, 12288, 36, 32)),
     "qwen3.5-9b-seeing": shapes_vision.qwen3_5_seeing(shapes_delta.SHAPES["qwen3.5-9b"]),
 }

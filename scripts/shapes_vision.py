@@ -70,6 +70,42 @@ def gemma3() -> dict[str, Any]:
     return {**_whole(kind, text, "gemma3_text", eye), **GEMMAS_MARKS, "mm_tokens_per_image": 256}
 
 
+def glm4v() -> dict[str, Any]:
+    """Of 9B."""
+    eye = {
+        "depth": 24,
+        "hidden_act": "silu",
+        "hidden_size": 1536,
+        "image_size": 336,
+        "intermediate_size": 13696,
+        "model_type": "glm4v",
+        "num_heads": 12,
+        "out_hidden_size": 4096,
+        "patch_size": 14,
+        "rms_norm_eps": 1e-5,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    text = {
+        "attention_bias": True,
+        "hidden_size": 4096,
+        "intermediate_size": 13696,
+        "max_position_embeddings": 65536,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"},
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 151552,
+    }
+    kind = {"architectures": ["Glm4vForConditionalGeneration"], "model_type": "glm4v", "image_token_id": 151343}
+    return _whole(kind, text, "glm4v_text", eye)
+
+
 def internvl(dense: dict[str, Any]) -> dict[str, Any]:
     """Of a language model of Qwen3's, with the tower that all but the largest have."""
     eye = {

@@ -61,7 +61,7 @@ def choices(config: ModelConfig, size: int, *, alone: bool) -> list[Choice]:
     Where nothing is summed between a norm and the product behind it, both together are one more.
     """
     D, H, F = config.hidden_size, config.num_heads // size * config.head_dim, config.intermediate_size // size
-    qkv = H + 2 * config.kv_heads_per_rank(size) * config.head_dim
+    qkv = H + 2 * config.heads.of_rank(size) * config.head_dim
     sums = size > 1 and not alone
     found = []
     for name, op, N, K in (

@@ -21,8 +21,8 @@ _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_SEEDS = {"gemma2": 1}
-"""Where the usual one makes a model that repeats itself too often."""
+_SEEDS = {"gemma2": 1, "gemma4": 1}
+"""Where the usual one makes a model that repeats itself too often, or one that 8 bits round to either side."""
 _CORPUS = [
     "A tercet is a group of three lines of verse. The first line asks, the second answers, and the third goes on.",
     "Every request ends in exactly one terminal message, whatever happens on the way from the client and back.",
@@ -64,15 +64,19 @@ def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
                 gain = 1.0 if "embed_tokens" in name else 4.0
                 deviation = gain / parameter.shape[-1] ** 0.5
                 parameter.normal_(0.0, deviation, generator=generator)
-            elif name.endswith("norm.weight"):
+            elif "layernorm" in name and model.config.model_type.startswith("gemma4"):
+                parameter.uniform_(1.5, 2.5, generator=generator)  # as loud as where one is added to weights
+            elif name.endswith(("norm.weight", "router.scale", "per_expert_scale")):
                 parameter.uniform_(0.5, 1.5, generator=generator)
             else:
                 parameter.normal_(0.0, 0.5, generator=generator)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # experts are chosen otherwise than they count
                 buffer.uniform_(-0.3, 0.3, generator=generator)
-            if name.endswith("act_fn.beta"):
+            elif name.endswith("act_fn.beta"):
                 buffer.uniform_(0.2, 0.8, generator=generator)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.7, 1.2, generator=generator)
 
 
 @functools.cache

@@ -13,12 +13,14 @@ UNEVEN = [[1], [0, 0, 0], [1025], [2, 1, 33, 34], [0, 700, 0, 0, 5, 64, 65, 0]]
 
 
 def normed_and_turned(x: Tensor, norm: Tensor | None, angles: Tensor) -> Tensor:
-    """Heads of a row or of several, in float64."""
+    """Heads of a row or of several, in float64. So many numbers turn as there are angles, twice."""
     x = x.double()
     if norm is not None:
         x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * norm.double()
-    first, second = x.chunk(2, -1)
-    return torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), -1)
+    half = angles.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 
 def tiles_seen(length: int, tile: int, window: int) -> range:
@@ -44,15 +46,21 @@ class Step:
         cells: torch.dtype | None = None,
         tries: int = 1,
         shifted: bool = False,
+        rotary_dim: int = 0,
     ) -> None:
-        """`shifted`: slots are turned less far than they are counted, as behind images."""
+        """`shifted`: slots are turned less far than they are counted, as behind images. `rotary_dim`: so many numbers
+        of a head turn, and rows have something behind their heads; 0: all of them, and nothing."""
         self.heads, self.lengths, self.device, self.dtype, self.tries = heads, lengths, device, dtype, tries
         self.counts = [min(length, 1 + slot * 5 % tries if slot % 2 else tries) for slot, length in enumerate(lengths)]
         self.cache = PagedCache(heads, lengths, device, dtype, cells)
         self.slots = torch.randperm(len(lengths)).tolist()
-        self.qkv = torch.randn(len(lengths), tries, (heads.num_q + 2 * heads.num_kv) * heads.dim).to(device, dtype)
+        row_size = (heads.num_q + 2 * heads.num_kv) * heads.dim
+        self.longer = torch.randn(len(lengths), tries, row_size + 8 * (rotary_dim > 0)).to(device, dtype)
+        self.longer[..., row_size:] = float("nan")
+        self.qkv = self.longer[..., :row_size]
         self.norms = [(torch.rand(heads.dim) + 0.5).to(device, dtype) for _ in range(2)] if with_norms else [None, None]
-        frequencies = 10_000.0 ** (-torch.arange(0, heads.dim, 2).double() / heads.dim)
+        turned = rotary_dim or heads.dim
+        frequencies = 10_000.0 ** (-torch.arange(0, turned, 2).double() / turned)
         self.angles = torch.outer(torch.arange(max(lengths) + 1).double(), frequencies).to(device)
         # As far as their first token is behind the first of all; one that is done has any.
         most = [length - count if length else 900 for length, count in zip(lengths, self.counts, strict=True)]
@@ -91,9 +99,10 @@ class Step:
         shape = len(rows) * self.tries, heads.num_q, heads.dim
         out = torch.full(shape, float("nan"), device=self.device, dtype=self.dtype)
         cos_sin = torch.cat((self.angles.cos(), self.angles.sin()), 1).float()
+        qkv = self.longer[rows].flatten(0, 1)[:, : self.qkv.shape[2]]
         fused_decode_attention(
-            self.qkv[rows].flatten(0, 1), cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, plan,
-            heads.num_q, heads.dim**-0.5, out, cache.sinks_H, self.shifts_S,
+            qkv, cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, plan, heads.num_q,
+            heads.dim**-0.5, out, cache.sinks_H, self.shifts_S,
         )  # fmt: skip
         return out
 

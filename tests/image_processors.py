@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -30,9 +31,12 @@ def as_transformers(image: Image.Image, rules: ImageRules) -> np.ndarray[Any, An
         made = how.preprocess(image, **plain)
         pixels: np.ndarray[Any, Any] = made["pixel_values"][0].transpose(1, 2, 0).astype(np.uint8)
         return pixels
+    of_glm = rules.sizes.frames > 1
     size = {"shortest_edge": rules.sizes.least, "longest_edge": rules.sizes.most}
     sizes: Any = {"patch_size": rules.patch_size, "merge_size": rules.merge_size}
-    made = Qwen2VLImageProcessorPil(size=size, **sizes).preprocess(image, **plain)
+    made = (Glm4vImageProcessorPil if of_glm else Qwen2VLImageProcessorPil)(size=size, **sizes).preprocess(
+        image, **plain
+    )
     (_, rows, columns) = made["image_grid_thw"][0].tolist()
     patch, merge = rules.patch_size, rules.merge_size
     shape = rows // merge, columns // merge, merge, merge, 3, 2, patch, patch

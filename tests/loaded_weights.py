@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from tercet.model.checkpoint import open_model
-from tercet.model.rank_weights import DeltaWeights, ExpertWeights, LatentWeights, LayerWeights, MlpWeights, Weights
+from tercet.model.rank_weights import (
+    BesideWeights,
+    DeltaWeights,
+    ExpertWeights,
+    LatentWeights,
+    LayerWeights,
+    MlpWeights,
+    Weights,
+)
 from tercet.model.weights import ScaledCheckpoint, load_weights
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 from tercet.triton_kernels.widen import plain
@@ -33,13 +41,15 @@ def load(
     return load_weights(tensors, config, rank=rank, size=size, **options)
 
 
-def tensors_of(part: LayerWeights | LatentWeights | DeltaWeights | MlpWeights | ExpertWeights) -> Iterator[Weight]:
+def tensors_of(
+    part: LayerWeights | LatentWeights | DeltaWeights | MlpWeights | ExpertWeights | BesideWeights,
+) -> Iterator[Weight]:
     """All that are there."""
     for field in fields(part):
         match getattr(part, field.name):
             case Tensor() | ScaledWeight() as tensor:
                 yield tensor
-            case LatentWeights() | DeltaWeights() | MlpWeights() | ExpertWeights() as block:
+            case LatentWeights() | DeltaWeights() | MlpWeights() | ExpertWeights() | BesideWeights() as block:
                 yield from tensors_of(block)
 
 

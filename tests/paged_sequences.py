@@ -63,8 +63,10 @@ class Sequences:
         config, size = self.decoder.config, self.decoder.group.size
         pages_each = 8
         num_pages = 1 + self.count * pages_each
-        self.cache = torch.full(config.cache_shape(num_pages, PAGE, size), float("nan"))
-        self.cache[:, :, 0] = 0  # padding writes to page 0
+        own = [torch.full(shape, float("nan")) for shape in config.cache_shapes(num_pages, PAGE, size)]
+        self.cache = [own[place] for place in config.cache_places]
+        for layer in own:
+            layer[:, 0] = 0  # padding writes to page 0
         self.states = make_states(config, self.count, torch.float32, CPU, size)
         if self.states is not None:
             for numbers in (self.states.tails_LSTC, self.states.states_LSHDV):

@@ -20,6 +20,7 @@ from transformers import (
     InternVLProcessor,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -41,6 +42,7 @@ _INTERNVLS_MARKS = {
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
+_GLMS_MARKS = tuple(f"<|{mark}|>" for mark in ("begin_of_image", "end_of_image", "image", "video"))
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -64,6 +66,8 @@ class Seeing(NamedTuple):
     """Tokens along the sides of all images, where these have one size, or of tiles."""
     tiles: bool = False
     """Images are of several of them."""
+    prepares: Any = Qwen2VLImageProcessorPil
+    """What does so with images of any size."""
 
     @property
     def side(self) -> int:
@@ -96,7 +100,7 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3, language: str = "")
         "gemma3": tuple(_GEMMAS_MARKS.values()),
         "internvl": tuple(_INTERNVLS_MARKS.values()),
         "mistral3": _PIXTRALS_MARKS,
-    }.get(kind, _MARKS)
+    }.get(kind, _GLMS_MARKS if kind.startswith("glm") else _MARKS)
     words = copy.deepcopy(tokenizer(VOCAB_SIZE - len(marks)))  # other kinds get other marks
     words.add_special_tokens({"additional_special_tokens": list(marks)})
     mark_ids = words.convert_tokens_to_ids(list(marks))
@@ -113,9 +117,9 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3, language: str = "")
     else:
         start, end, image, video = mark_ids
         tokens, written = [image], "".join(marks[place] for place in (0, 2, 1))
-        named = {
-            "vision_start_token_id": start, "vision_end_token_id": end, "image_token_id": image, "video_token_id": video
-        }  # fmt: skip
+        ends = ("image_start", "image_end") if kind.startswith("glm") else ("vision_start", "vision_end")
+        named = {f"{ends[0]}_token_id": start, f"{ends[1]}_token_id": end}
+        named |= {"image_token_id": image, "video_token_id": video}
     config = made(text_config=text, vision_config=eyes, tie_word_embeddings=False, **named)
     whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     randomize(whole, torch.Generator().manual_seed(seed))
@@ -135,6 +139,9 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3, language: str = "")
     elif kind == "mistral3":
         settings |= {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 60}}
         (folder / "processor_config.json").write_text(json.dumps({"patch_size": patch, "spatial_merge_size": MERGE}))
+    elif kind.startswith("glm"):
+        size = {"shortest_edge": 2 * (2 * patch) ** 2, "longest_edge": 2 * 64 * (2 * patch) ** 2}
+        settings |= {"image_processor_type": "Glm4vImageProcessor", "merge_size": MERGE, "size": size}
     else:
         settings |= {
             "image_processor_type": "Qwen2VLImageProcessor", "merge_size": MERGE, "temporal_patch_size": 2,
@@ -142,7 +149,8 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3, language: str = "")
         }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     length = {"gemma3": GEMMAS_LENGTH, "internvl": TILES_LENGTH}.get(kind, 0)
-    return Seeing(folder, whole, patch, tuple(tokens), length, kind == "internvl")
+    prepares = Glm4vImageProcessorPil if kind.startswith("glm") else Qwen2VLImageProcessorPil
+    return Seeing(folder, whole, patch, tuple(tokens), length, kind == "internvl", prepares)
 
 
 def image_of(rows: int, columns: int, side: int, seed: int) -> NDArray[np.uint8]:
@@ -224,7 +232,7 @@ def looked_at(model: Seeing, images: list[Image.Image], **how: Any) -> dict[str,
         made = Gemma3ImageProcessorPil.from_pretrained(model.folder)(images, return_tensors="pt", **how)
         return {"pixel_values": made["pixel_values"]}
     if len(model.tokens) == 1:
-        return dict(Qwen2VLImageProcessorPil.from_pretrained(model.folder)(images, return_tensors="pt", **how))
+        return dict(model.prepares.from_pretrained(model.folder)(images, return_tensors="pt", **how))
     side = {"height": model.side, "width": model.side}  # as its processor asks it to
     processor = PixtralImageProcessorPil.from_pretrained(model.folder, patch_size=side)
     return dict(processor(images, return_tensors="pt", **how))

@@ -4,6 +4,9 @@ from typing import Any
 
 from transformers import (
     Gemma3Config,
+    Glm4vConfig,
+    Glm4vMoeConfig,
+    Glm46VConfig,
     InternVLConfig,
     Mistral3Config,
     Qwen2_5_VLConfig,
@@ -96,6 +99,29 @@ SHAPES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {**SHAPE, "model_type": "qwen3", "head_dim": 16},
     ),
 }
+_GLMS_EYES = {**_LATER, "image_size": 24, "rms_norm_eps": 1e-3}
+_HALF = {**_SECTIONS, "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}
+SHAPES |= {
+    "glm4v": (Glm4vConfig, _GLMS_EYES, {**SHAPE, "rope_parameters": _HALF}),
+    "glm4v-moe": (
+        Glm4vMoeConfig,
+        {**_GLMS_EYES, "attention_bias": True},
+        {
+            **SHAPE,
+            "rope_parameters": {**_HALF, "mrope_section": [1, 3, 2]},
+            "head_dim": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "glm46v": (
+        Glm46VConfig,
+        {**_GLMS_EYES, "model_type": "glm4v_vision"},
+        {**SHAPE, "model_type": "glm4v_text", "rope_parameters": _HALF},
+    ),
+}
 _OF_128 = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 128, "num_attention_heads": 4}
 LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2-vl": (
@@ -126,5 +152,18 @@ LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mistral3": ({"hidden_size": 128, "intermediate_size": 212}, _OF_128),
     "gemma3": ({"hidden_size": 144, "intermediate_size": 212}, {**_OF_128, "head_dim": 256}),
     "internvl": ({"hidden_size": 128, "intermediate_size": 212}, _OF_128),
+}
+_GLMS = (
+    {"hidden_size": 128, "intermediate_size": 212, "out_hidden_size": 256},
+    {
+        "hidden_size": 256,
+        "intermediate_size": 320,
+        "rope_parameters": {**_HALF, "mrope_section": [4, 6, 6]},
+    },
+)
+LARGE |= {
+    "glm4v": _GLMS,
+    "glm4v-moe": (_GLMS[0], {**_OF_128, "rope_parameters": {**_HALF, "mrope_section": [8, 12, 12]}}),
+    "glm46v": _GLMS,
 }
 """Heads of sizes that kernels for GPUs serve: eyes, then the language model."""

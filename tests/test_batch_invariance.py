@@ -203,6 +203,7 @@ HEADS = [
     long(Heads(4, 2, 32, 32)),
     Heads(3, 1, 16, 16, window=40, softcap=5.0),
     Heads(2, 1, 16, 16, sinks=True),
+    long(Heads(2, 1, 512, 16)),
 ] if INTERPRETED else [
     Heads(16, 8, 128, 64),
     Heads(32, 8, 128, 16),
@@ -214,6 +215,9 @@ HEADS = [
     Heads(8, 2, 96, 64),
     Heads(8, 2, 256, 64),
     Heads(8, 2, 256, 64, softcap=20.0),
+    Heads(8, 4, 256, 64, window=1024),
+    Heads(32, 4, 512, 64),
+    Heads(8, 1, 512, 64),
     Heads(16, 2, 64, 64, sinks=True),
     Heads(16, 2, 64, 64, window=128, sinks=True),
 ]  # fmt: skip

@@ -29,7 +29,7 @@ def adapters(scratch: Path, model: Path) -> dict[str | None, Path | None]:
     return {None: None, **{name: make_adapter(scratch / name, model, seed + len(name)) for name in NAMES if name}}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3", "qwen3-moe", "qwen3.5", "qwen3-next"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3", "glm4", "qwen3-moe", "qwen3.5", "qwen3-next"])
 @pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"tensor_parallel_size": 2}], ids=str)
 def test_fp32_is_transformers(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     if torch.cuda.device_count() < options.get("tensor_parallel_size", 1):

@@ -34,10 +34,10 @@ from whole_engine import (
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
-FEW = ["qwen3", "mistral", long("llama3"), long("deepseek-v3")]
+FEW = ["qwen3", "mistral", long("llama3"), long("deepseek-v3"), long("gemma4")]
 RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "smollm2": 2, "glm4-moe-lite": 2}
 # What sets these apart is all in the decoder, which test_model_decoder.py compares.
-VARIANTS = ("llama-", "qwen2-window", "ernie4.5-bias", "exaone4-", "hunyuan-bias", "arcee", "apertus")
+VARIANTS = ("llama-", "qwen2-window", "glm4-unbiased", "ernie4.5-bias", "exaone4-", "hunyuan-bias", "arcee", "apertus")
 IN_THE_DECODER = (*VARIANTS, "phi3", "smollm3", "granite", "gemma3", "olmo2", "olmo3", "seed-oss", "mixtral")
 IN_THE_DECODER += ("qwen2-moe", "qwen3-moe", "olmoe", "dots1", "minimax-m2", "deepseek-v2", "youtu", "minicpm3")
 IN_THE_DECODER += ("qwen3-next", "qwen3.5", "granite-h", "granite-h-dense", "nemotron-h")  # and test_engine_states.py
@@ -118,7 +118,7 @@ def test_prefix_hits(alone: tuple[str, LLM]) -> None:
     wait_until_empty(llm.address)
 
 
-@pytest.mark.parametrize("family", ["mistral", long("qwen3"), long("deepseek-v3")])
+@pytest.mark.parametrize("family", ["mistral", long("qwen3"), long("deepseek-v3"), long("gemma4")])
 def test_chunks_of_a_tiny_budget(family: str) -> None:
     prompts, answers = some_cases(family)
     with tiny_engine(family, max_num_batched_tokens=7, max_num_seqs=5, enable_prefix_caching=False) as llm:
@@ -128,7 +128,8 @@ def test_chunks_of_a_tiny_budget(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "caching"), [("qwen3", False), long("mistral", True), long("llama3", True), long("deepseek-v3", True)]
+    ("family", "caching"),
+    [("qwen3", False), long("mistral", True), long("llama3", True), long("deepseek-v3", True), long("gemma4", True)],
 )
 def test_preempted(family: str, caching: bool) -> None:
     prompts, answers = some_cases(family)

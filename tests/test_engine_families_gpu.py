@@ -27,9 +27,10 @@ from whole_engine import GREEDY, generate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-FAMILIES = ["mistral", "phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss"]
+FAMILIES = ["mistral", "phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss", "glm", "glm4"]
 FAMILIES += ["ministral", "ministral3", "ernie4.5", "ernie4.5-bias", "ernie4.5-moe", "exaone4", "arcee-bias", "apertus"]
 FAMILIES += ["hunyuan", "hunyuan-bias", "hunyuan-moe"]
+FAMILIES += ["gemma4", "gemma4-moe", "gemma4-told"]
 FAMILIES += ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "dots1", "minimax-m2", "gpt-oss"]
 LATENTS = ["deepseek-v2-groups", "deepseek-v3", "mistral4", "glm4-moe-lite", "youtu", "minicpm3"]
 STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "nemotron-h"]
@@ -55,6 +56,8 @@ def larger(family: str, folder: Path) -> Path:
         "dots1": {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 128},
         "minimax-m2": {"num_local_experts": 256, "num_experts_per_tok": 8, "rotary_dim": 64},
         "gpt-oss": {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
+        "gemma4-moe": {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 192},
+        "gemma4-told": {"hidden_size_per_layer_input": 256},
         "qwen3-moe": {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
         "deepseek-v2-groups": {"n_routed_experts": 160, "n_group": 8, "topk_group": 3, "num_experts_per_tok": 6},
         "deepseek-v3": {"n_routed_experts": 256, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8},
@@ -70,8 +73,14 @@ def larger(family: str, folder: Path) -> Path:
         | {"moe_shared_expert_intermediate_size": 256},
     }.get(family, {})
     heads = {} if family in WHOLE_HEADS else {"head_dim": 128}
+    if family == "glm4":
+        heads |= {"num_key_value_heads": 2, "partial_rotary_factor": 0.5}
     if family in ("phi3", "olmo3"):
         heads = {"num_attention_heads": 4}  # with a window, and as wide as Hopper's kernels want them
+    if family in ("gemma3", "qwen3.5"):
+        heads = {"head_dim": 256}
+    if family.startswith("gemma4"):
+        heads = {"head_dim": 256, "global_head_dim": 512, "sliding_window": 128}
     if family in LATENTS:
         heads = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
         heads["num_key_value_heads"] = 8

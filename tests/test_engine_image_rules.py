@@ -17,6 +17,7 @@ from tercet.engine.image_rules import ImageRules, load_image_rules
 from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds
 from tercet.model.text_part import WHOLES
 from tercet.model.vision_kinds import KINDS
+from tercet.model.vision_reader import _READERS
 
 QWEN2 = {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
 """As Qwen2-VL's file has them, and Qwen2.5-VL's."""
@@ -253,5 +254,5 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> No
 
 def test_the_engine_takes_images_of_models_whose_encoder_is_known() -> None:
     """It knows no model, and so has names of its own."""
-    known = {*KINDS, "mistral3", "gemma3", "internvl"}
+    known = {*KINDS, *_READERS}
     assert set(image_rules._IMAGE_TOKENS) == {name for name, whole in WHOLES.items() if whole.model_type in known}

@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as smart_resize_of_glm
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
     get_optimal_tiled_canvas,
@@ -25,6 +26,7 @@ from tercet.ipc.images import IMAGE_IDS
 
 RULES = ImageRules(7, 14, 2, PixelBounds(56 * 56, 28 * 28 * 64))
 WIDE = ImageRules(7, 16, 2, PixelBounds(64 * 64, 32 * 32 * 40))
+GLM = ImageRules(7, 14, 2, PixelBounds(12544, 200_000, 2, enlarges=True))
 PIXTRAL = ImageRules(7, 14, 2, SideBounds(112, 112), breaks=Breaks(8, 9))
 GEMMA = ImageRules(7, 14, 2, OneSize(112, 112), 2)
 INTERNVL = ImageRules(7, 14, 2, Tiles(56, 1, 12))
@@ -52,6 +54,22 @@ def test_sizes() -> None:
                     rules.final_size(height, width)
             else:
                 assert rules.final_size(height, width) == wanted
+
+
+def test_sizes_of_pictures_that_count_as_films() -> None:
+    random = np.random.default_rng(0)
+    for least, most in ((12544, 200_000), (12545, 9633791), (1, 9633792)):
+        rules = ImageRules(7, 14, 2, PixelBounds(least, most, 2, enlarges=True))
+        for _ in range(2000):
+            height, width = (int(2 ** random.uniform(0, 13)) for _ in range(2))
+            try:
+                wanted = smart_resize_of_glm(2, height, width, 2, rules.factor, least, most)
+            except ValueError:
+                with pytest.raises(ValueError, match=f"{width} x {height} pixels; want sides"):
+                    rules.final_size(height, width)
+            else:
+                assert rules.final_size(height, width) == wanted
+                assert most < 10**6 or wanted[0] // 28 * (wanted[1] // 28) <= rules.most_seen
 
 
 def test_sizes_of_bounded_sides() -> None:
@@ -100,6 +118,7 @@ def test_modes(mode: str) -> None:
         check(file, WIDE if seed % 2 else RULES)
         check(file, PIXTRAL)
         check(file, GEMMA)
+        check(file, GLM)
         check(file, INTERNVL)
 
 

@@ -116,6 +116,8 @@ def test_next_turns_find_what_is_cached() -> None:
             {"tensor_parallel_size": 2, "deterministic": True, "max_num_batched_tokens": 80, "max_num_seqs": 8},
         ),
         long("internvl", {"tensor_parallel_size": 2, "max_num_batched_tokens": 19, "max_num_seqs": 3}),
+        long("glm4v", {"tensor_parallel_size": 2, "max_num_batched_tokens": 19, "max_num_seqs": 3}),
+        long("glm4v-moe", {"tensor_parallel_size": 2, "kv_cache_memory": 1 << 20}),
         long("qwen2.5-vl", {"tensor_parallel_size": 2}),
         long("qwen3-vl", {"data_parallel_size": 2}),
         long("qwen3.5", {"tensor_parallel_size": 2, "max_num_batched_tokens": 68, "max_num_seqs": 4}),
@@ -135,6 +137,7 @@ def test_what_must_not_matter(kind: str, options: dict[str, Any]) -> None:
         long("qwen3-vl", {"method": "ngram", "prompt_lookup_min": 1}),
         long("gemma3", {"method": "ngram", "prompt_lookup_min": 1}),
         long("internvl", {"method": "ngram", "prompt_lookup_min": 1}),
+        long("glm4v", {"method": "ngram", "prompt_lookup_min": 1}),
     ],
 )
 def test_tokens_that_are_tried_ahead(kind: str, tries: dict[str, Any]) -> None:
@@ -177,7 +180,7 @@ async def test_answers_go_on_when_processes_die(name: str) -> None:
     assert [answer[:NUM_TOKENS] for answer in got] == wanted_of(model)[:3]
 
 
-@pytest.mark.parametrize("kind", ["qwen3-vl", long("internvl")])
+@pytest.mark.parametrize("kind", ["qwen3-vl", long("internvl"), long("glm4v")])
 def test_other_weights(kind: str) -> None:
     """Of what sees, too."""
     one, other = seeing(kind), seeing(kind, seed=4)

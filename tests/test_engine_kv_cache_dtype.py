@@ -43,6 +43,12 @@ def test_greedy_is_that_of_rounded_latents(options: dict[str, Any]) -> None:
     check_greedy(WITH_LATENTS, options)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("options", disturbances("gemma4"))
+def test_greedy_is_that_of_rounded_keys_and_values_of_several_sizes(options: dict[str, Any]) -> None:
+    check_greedy("gemma4", options)
+
+
 def test_four_tokens_in_the_room_of_one() -> None:
     """That so many bytes are room for as many pages in float32, test_engine_exactness.py has from an engine."""
     with tiny_engine(FAMILY, kv_cache_dtype="fp8_e4m3", kv_cache_memory=bytes_of_pages(FAMILY, 40)) as llm:

@@ -82,6 +82,18 @@ def wait_until_stored(llm: LLM) -> EngineInfo:
     return now
 
 
+@pytest.mark.long
+def test_what_left_comes_back_to_layers_of_several_sizes() -> None:
+    prompts, answers = greedy_cases("gemma4")
+    cache = {"kv_cache_memory": bytes_of_pages("gemma4", 20), "kv_offloading_size": 16 << 20}
+    with tiny_engine("gemma4", **cache, max_num_seqs=4) as llm:
+        for _ in range(2):
+            assert [answer[:NUM_TOKENS] for answer in answers] == generate(llm, prompts, GREEDY)
+            now = wait_until_stored(llm)
+    assert now.num_host_hits > 0
+    assert now.num_stored_bytes % bytes_of_pages("gemma4", 1) == 0
+
+
 def test_what_left_comes_back(llm: LLM, http: str) -> None:
     prompts, answers = cases()
     before = ask_all(llm)

@@ -70,6 +70,7 @@ LAYOUTS: dict[str, tuple[Make, dict[str, Any]]] = {
     "norms everywhere": (plain("gemma3"), {}),
     "multipliers": (plain("granite"), {"deterministic": True}),
     "sinks": (plain("gpt-oss"), RANKS),
+    "heads in pairs": (plain("glm4"), RANKS),
     "states": (plain("qwen3.5"), {"kept_states": 4}),
     "Mamba": (plain("nemotron-h"), RANKS),
     "stacked": (plain("phi3"), {"enable_prefix_caching": False}),

@@ -19,8 +19,8 @@ from tercet.model.adapter_file import AdapterFile
 from tercet.model.adapters import ranks_of
 from tercet.model.checkpoint import read_config
 
-FAMILIES = ["llama", "llama-bias-tied", "qwen3", "phi3", "gemma2", "gemma3", "olmo2", "granite", "qwen3-moe", "mixtral"]
-FAMILIES += ["ernie4.5", "deepseek-v3", "minicpm3", "qwen3.5", "qwen3-next"]
+FAMILIES = ["llama", "llama-bias-tied", "qwen3", "phi3", "gemma2", "gemma3", "gemma4", "olmo2", "granite", "qwen3-moe"]
+FAMILIES += ["mixtral", "ernie4.5", "deepseek-v3", "minicpm3", "qwen3.5", "qwen3-next", "glm4"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

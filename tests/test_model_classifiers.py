@@ -22,7 +22,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "seed-oss", "gemma2", "gemma3"]
-FAMILIES += ["qwen3-moe", "deepseek-v2", "deepseek-v3", "minicpm3"]
+FAMILIES += ["qwen3-moe", "deepseek-v2", "deepseek-v3", "minicpm3", "glm", "glm4"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -103,7 +103,7 @@ def test_a_layer_of_each_kind_stands_for_all() -> None:
 def test_a_layer_kept_as_stored_is_one_of_another_kind() -> None:
     """Whatever the order in which files name what is in it."""
     names = [f"model.layers.{layer}.{matrix}" for layer in (0, 2) for matrix in IN_LAYER]
-    config = replace(read_config(checkpoint("llama")), num_layers=4, layer_windows=(0,) * 4)
+    config = replace(read_config(checkpoint("llama")), num_layers=4, layer_windows=(), layer_ropes=(), layer_heads=())
     stored = dict.fromkeys([*names[:4], *names[:3:-1], "lm_head.weight"], StoredAs(8, 32, torch.float32))
     few, kept = module._few_layers(config, stored)
     assert few.num_layers == 3
@@ -143,7 +143,7 @@ def test_steps_with_guesses_use_no_others_whatever_their_rows_want(monkeypatch: 
     assert launches(steps) <= ahead
 
 
-@pytest.mark.parametrize("kind", ["gemma3", long("qwen3-vl"), long("internvl")])
+@pytest.mark.parametrize("kind", ["gemma3", long("qwen3-vl"), long("internvl"), long("glm4v"), long("glm4v-moe")])
 def test_steps_with_images_use_no_others(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many chunks and tokens come beside them."""
     folder = seeing(kind, large=True).folder
@@ -155,6 +155,14 @@ def test_steps_with_images_use_no_others(kind: str, monkeypatch: pytest.MonkeyPa
         return [shape._replace(with_images=True) for shape in for_graphs(shapes) if shape.num_chunks]
 
     monkeypatch.setattr(Shapes, "for_compilers", with_images)
+    assert launches(steps) <= ahead
+
+
+def test_steps_of_layers_of_several_sizes_use_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = steps_of("gemma4-told", max_num_seqs=20, max_num_batched_tokens=256)
+    ahead = launches(steps)
+    monkeypatch.setattr(module, "_few_layers", lambda config, kept: (config, kept))
+    monkeypatch.setattr(Shapes, "for_compilers", lambda self: self.for_graphs())
     assert launches(steps) <= ahead
 
 
@@ -276,12 +284,8 @@ def test_sums_over_ranks_are_among_them(dtype: torch.dtype, others: bool) -> Non
 
 def test_what_decides_which_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = steps_of("qwen3")
-    changes = (
-        {"deterministic": True},
-        {"page_size": 32},
-        {"cache_dtype": FP8},
-        {"kept": {"a": StoredAs(8, 64, torch.float32)}},
-    )
+    kept = {"kept": {"a": StoredAs(8, 64, torch.float32)}}
+    changes = {"deterministic": True}, {"page_size": 32}, {"cache_dtype": FP8}, kept
     prints = {
         fingerprint(one, gpu)
         for one in (steps, steps_of("llama"), *(steps_of("qwen3", **change) for change in changes))

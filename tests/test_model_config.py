@@ -28,7 +28,11 @@ def test_agrees_with_transformers(family: str) -> None:
     ours, theirs = parse_config(read_config_json(path)), AutoConfig.from_pretrained(path)
     assert ours.vocab_size == theirs.vocab_size
     assert ours.num_layers == theirs.num_hidden_layers
-    if ours.latent is None:
+    if family.startswith("gemma4"):
+        heads = [(heads.count, heads.dim) for heads in ours.layer_heads]
+        own = theirs.per_layer_config
+        assert heads == [(own[n].num_key_value_heads, own[n].head_dim) for n in range(ours.num_layers)]
+    elif ours.latent is None:
         assert ours.num_kv_heads == theirs.num_key_value_heads
         assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
     else:
@@ -55,7 +59,7 @@ WANT_A_NUMBER = (
     "Gemma",
     "Qwen2Moe",
     "Qwen3Moe",
-    "Glm4Moe",
+    "Glm",
     "Dots1",
     "Ernie4_5_Moe",
     "Exaone4",
@@ -83,7 +87,7 @@ def test_null_key_value_heads_are_as_many_as_heads(architecture: str, tmp_path: 
 
 @pytest.mark.parametrize(("ending", "names"), [("Model", HEADLESS), ("ForSequenceClassification", CLASSIFIERS)])
 def test_other_heads_are_those_that_transformers_has(ending: str, names: dict[str, str]) -> None:
-    inner = {"Gemma3", "Qwen3_5", "Qwen3_5Moe"}  # of models that also see: what is theirs has longer names
+    inner = {"Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe"}  # of models that also see: what is theirs has longer names
     begin = {name.removesuffix("ForCausalLM") for name in ARCHITECTURES} - inner | {f"{name}Text" for name in inner}
     assert set(names) == {name + ending for name in begin if hasattr(transformers, name + ending)}
 
@@ -277,7 +281,7 @@ def test_shares_of_ranks() -> None:
         config.check_tensor_parallel(size)
     with pytest.raises(ValueError, match=r"--tensor-parallel-size is 3; want a divisor of num_attention_heads \(4\)"):
         config.check_tensor_parallel(3)
-    assert [config.kv_heads_per_rank(size) for size in (1, 2, 4)] == [2, 1, 1]
+    assert [config.heads.of_rank(size) for size in (1, 2, 4)] == [2, 1, 1]
     assert [config.vocab_per_rank(size) for size in (1, 2, 4)] == [419, 210, 105]
     # 2 (k and v) x 3 layers x 1 head x 64 tokens x 16 numbers x 4 bytes
     assert config.kv_bytes_per_page(64, torch.float32, 2) == 2 * 3 * 64 * 16 * 4

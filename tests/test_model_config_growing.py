@@ -47,7 +47,7 @@ def test_what_public_files_say_is_known(name: str, tmp_path: Path, caplog: pytes
         model = AutoModelForImageTextToText.from_config(theirs).model.language_model
         matrices = [parameter.numel() for parameter in model.parameters() if parameter.ndim > 1]
     assert num_in_matrices(ours) == sum(matrices) + text.vocab_size * text.hidden_size
-    cos, sin = rotary_table(ours.rope, ours.turning_dim, 300, CPU).chunk(2, 1)
+    cos, sin = rotary_table(ours.rope, ours.turning_dim(), 300, CPU).chunk(2, 1)
     their_cos, their_sin = type(model.rotary_emb)(text)(torch.zeros(1), torch.arange(300)[None])
     torch.testing.assert_close(cos, their_cos[0, :, : cos.shape[1]], rtol=0, atol=1e-6)
     torch.testing.assert_close(sin, their_sin[0, :, : sin.shape[1]], rtol=0, atol=1e-6)

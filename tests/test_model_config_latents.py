@@ -36,7 +36,7 @@ def agree(ours: ModelConfig, model: Any) -> None:
     latent, theirs = ours.latent, model.config
     assert latent is not None
     assert (ours.num_kv_heads, ours.head_dim) == (1, latent.still + latent.turned)
-    assert ours.turning_dim == latent.turned
+    assert ours.turning_dim() == latent.turned
     for layer in (model.model.layers[0], model.model.layers[-1]):
         attention = layer.self_attn
         assert attention.kv_a_proj_with_mqa.weight.shape == (latent.dim, ours.hidden_size)
@@ -93,7 +93,7 @@ def test_what_public_files_say_is_known(name: str, caplog: pytest.LogCaptureFixt
     agree(ours, model)
     assert ours.guessing_layers == plain.get("num_nextn_predict_layers", 0)
     assert ours.dtype == torch.bfloat16
-    cos, sin = rotary_table(ours.rope, ours.turning_dim, 300, torch.device("cpu")).chunk(2, 1)
+    cos, sin = rotary_table(ours.rope, ours.turning_dim(), 300, torch.device("cpu")).chunk(2, 1)
     turned = type(model.model.rotary_emb)(theirs)(torch.zeros(1), torch.arange(300)[None])
     their_cos, their_sin = (turned.real, turned.imag) if torch.is_tensor(turned) else turned
     torch.testing.assert_close(cos, their_cos[0, :, : cos.shape[1]], rtol=0, atol=1e-6)
@@ -253,8 +253,8 @@ def test_ranks_share_heads_and_each_has_all_latents() -> None:
     config = parse_config(GLM_FLASH)
     for size in (1, 2, 4):
         config.check_tensor_parallel(size)
-        assert config.kv_heads_per_rank(size) == 1
-        assert config.cache_shape(3, 64, size) == (47, 1, 3, 1, 64, 576)
+        assert config.heads.of_rank(size) == 1
+        assert config.cache_shapes(3, 64, size) == [(1, 3, 1, 64, 576)] * 47
         assert config.kv_bytes_per_page(64, torch.bfloat16, size) == 47 * 64 * 576 * 2
     with pytest.raises(ValueError, match=r"--tensor-parallel-size is 8; want a divisor of num_attention_heads \(20\)"):
         config.check_tensor_parallel(8)

@@ -49,7 +49,7 @@ def test_what_public_files_say_is_known(name: str, caplog: pytest.LogCaptureFixt
     assert num_in_matrices(ours) == sum(matrices) + lm_head
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.dtype == torch.bfloat16
-    cos, sin = rotary_table(ours.rope, ours.turning_dim, 300, torch.device("cpu")).chunk(2, 1)
+    cos, sin = rotary_table(ours.rope, ours.turning_dim(), 300, torch.device("cpu")).chunk(2, 1)
     their_cos, their_sin = type(model.model.rotary_emb)(theirs)(torch.zeros(1), torch.arange(300)[None])
     torch.testing.assert_close(cos, their_cos[0, :, : cos.shape[1]], rtol=0, atol=1e-6)
     torch.testing.assert_close(sin, their_sin[0, :, : sin.shape[1]], rtol=0, atol=1e-6)
@@ -133,7 +133,7 @@ def test_names_of_how_many_experts_agree() -> None:
         (ERNIE_4_5_A3B, {"moe_use_aux_free": False}, "moe_use_aux_free is False, which would change the result"),
         (ERNIE_4_5_A3B, {"moe_norm_min": 0.1}, "moe_norm_min is 0.1, which would change the result"),
         (ERNIE_4_5_A3B, {"num_experts_per_tok": 4}, "moe_k is 6 and num_experts_per_tok is 4; want one number"),
-        (ERNIE_4_5_A3B, {"moe_k": 65}, "num_experts_per_tok is 65; want no more than there are experts"),
+        (ERNIE_4_5_A3B, {"moe_k": 65}, "moe_k is 65; want no more than there are experts"),
         (ERNIE_4_5_A3B, {"moe_layer_start_index": -1}, "moe_layer_start_index is -1; want a whole number"),
         (ERNIE_4_5_A3B, {"moe_layer_end_index": -2}, "moe_layer_end_index is -2; want a whole number"),
         (ERNIE_4_5_A3B, {"moe_layer_interval": 0}, "moe_layer_interval is 0; want a positive whole number"),

@@ -98,9 +98,9 @@ group.close()
 """
 
 
-ON_TWO = ["llama-bias-tied", "smollm2", "phi3", "granite", "gemma2", "gemma3", "olmo2"]
+ON_TWO = ["llama-bias-tied", "smollm2", "phi3", "granite", "gemma2", "gemma3", "gemma4", "gemma4-told", "olmo2", "glm4"]
 ON_TWO += ["ernie4.5-bias", "exaone4", "hunyuan"]
-WITH_EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2", "gpt-oss"]
+WITH_EXPERTS = ["mixtral", "gemma4-moe", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2", "gpt-oss"]
 WITH_LATENTS = ["deepseek-v2-groups", "glm4-moe-lite"]
 WITH_STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "granite-h-dense", "nemotron-h"]
 
@@ -110,7 +110,7 @@ WITH_STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "granite-h-d
     [
         (2, [*ON_TWO, *WITH_EXPERTS, *WITH_LATENTS, *WITH_STATES]),
         long(2, ["ernie4.5-moe", "hunyuan-moe", "deepseek-v3", "youtu", "minicpm3", "ministral3", "mistral4"]),
-        long(4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3", "olmo2", "deepseek-v2", "deepseek-v3"]),
+        long(4, ["qwen2", "mistral", "gemma4", "llama-mha-head-dim", "qwen3", "olmo2", "deepseek-v2", "deepseek-v3"]),
     ],
 )
 def test_ranks_give_the_same_logits(size: int, families: list[str], tmp_path: Path) -> None:

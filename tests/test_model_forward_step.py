@@ -39,6 +39,6 @@ def test_attention_is_told_of_lengths(shape: StepShape, monkeypatch: pytest.Monk
     monkeypatch.setattr(decoder, "forward", listen)
     cache = make_kv_cache(decoder.config, 4, 16, decoder.dtype, CPU, 1)
     buffers = StepBuffers(16, 128, torch.zeros(256, dtype=torch.int32))
-    forwarded = forward_step(decoder, cache, make_slot_table(2, 32, 16, CPU), buffers, shape, GUESSES)
+    forwarded = forward_step(decoder, cache.layers, make_slot_table(2, 32, 16, CPU), buffers, shape, GUESSES)
     assert told == [{"longest": shape.longest, "deep": shape.deep, "hear": None}]
     assert (forwarded.trials is None) == (not shape.num_trials)

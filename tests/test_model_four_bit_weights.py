@@ -84,6 +84,7 @@ CASES = {
     "awq, 64, stacked": Case(of_awq(64), (MOST[0], MOST[0], MOST[1]), "phi3-short", PHI3),
     "awq, 32": Case(of_awq(32), NONE),
     "awq, rows": Case(of_awq(0), MOST, "llama-bias-tied", {**SIZES, "head_dim": 32}),
+    "awq, heads in pairs": Case(of_awq(0), ("qkv gate_up down",) * 3, "glm", SIZES),
     "awq, heads of odd size": Case(of_awq(0), ("qkv gate_up down",) * 3, "gemma3", SIZES),
     "awq, groups across blocks": Case(of_awq(192), (MOST[0], MOST[1], "qkv gate_up"), "qwen3", WIDE),
     "awq, 256": Case(of_awq(256), (MOST[0], MOST[0], "qkv gate_up"), "qwen3", {**SIZES, "head_dim": 64}),

@@ -20,7 +20,7 @@ from launched_kernels import foreign_kernels, launched_kernels
 from plan_driver import GREEDY, Job, RandomMasks, masked_jobs, pack, run_jobs
 from slot_tables import random_table
 from tercet.ipc.step_messages import Adjustments, Draw, Enter, Sampling, Step
-from tercet.model import layers
+from tercet.model import attention
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
@@ -61,7 +61,7 @@ def decoder() -> Decoder:
 
 def make_runner(decoder: Decoder, *, eager: bool, guesses: GuessSettings | None = None) -> Runner:
     cache = make_kv_cache(decoder.config, 400, PAGE, torch.bfloat16, decoder.group.device, 1)
-    cache[:, :, 1:] = float("nan")
+    cache.blocks[0][:, :, 1:] = float("nan")
     return Runner(decoder, cache, replace(SETTINGS, enforce_eager=eager, guesses=guesses))
 
 
@@ -229,8 +229,8 @@ def test_log_probabilities_are_read_by_a_thread_while_graphs_are_captured(
 
 def test_only_default_mode_serves_short_rows_in_another_way(decoder: Decoder) -> None:
     cache = make_kv_cache(decoder.config, 10, PAGE, torch.bfloat16, decoder.group.device, 1)
-    assert decoder.short_rows(cache) == 0
-    assert make_decoder(deterministic=False).short_rows(cache) == 4
+    assert decoder.short_rows(cache.layers) == 0
+    assert make_decoder(deterministic=False).short_rows(cache.layers) == 4
 
 
 def test_long_prompts_in_one_product_and_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_long_prompts_in_one_product_and_apart(monkeypatch: pytest.MonkeyPatch) 
 
     def cache_of_steps() -> torch.Tensor:
         cache = make_kv_cache(default.config, 400, PAGE, torch.bfloat16, default.group.device, 1)
-        cache[:, :, 1:] = float("nan")
+        cache.blocks[0][:, :, 1:] = float("nan")
         runner = Runner(default, cache, replace(SETTINGS, enforce_eager=True))
         lengths = {0: 100, 1: 900, 2: 777}
         enter = tuple(Enter(slot, pack(*range(length)), length, GREEDY) for slot, length in lengths.items())
@@ -255,16 +255,16 @@ def test_long_prompts_in_one_product_and_apart(monkeypatch: pytest.MonkeyPatch) 
             Step(1, 1, b"", (), b"", pack(1, 0, 900, 2, 0, 777), pack(0)),
             Step(2, 1, b"", (), b"", b"", pack(0, 1, 2)),
         ):
-            before = cache.clone()
+            before = cache.blocks[0].clone()
             runner.begin(step)
             assert runner.launch(0).wait().min() >= 0
         return before
 
-    monkeypatch.setattr(layers, "matmul_prologue", counted)
+    monkeypatch.setattr(attention, "matmul_prologue", counted)
     cache = cache_of_steps()
     assert calls == [calls[0]] * default.config.num_layers  # of the step with long prompts alone
     assert calls[0] >= 1677
-    monkeypatch.setattr(layers, "can_fuse_prologue", lambda *sizes: False)
+    monkeypatch.setattr(attention, "can_fuse_prologue", lambda *sizes: False)
     apart = cache_of_steps()
     assert calls == []
     # Page 0 is that of padding, which is computed by one and left out by the other.

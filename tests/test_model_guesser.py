@@ -29,7 +29,8 @@ def make_runner(path: Path, num_guesses: int, eagle: Path | None = None, most_sl
     opened = open_for(path, CPU, max_model_len=256, guesses=eagle is None, eagle=eagle)
     decoder = load_decoder(opened, Group.single(CPU), guesses=True)
     cache = make_kv_cache(decoder.config, 60, PAGE, decoder.dtype, CPU, 1)
-    cache[:, :, 1:] = float("nan")
+    for layer in cache.layers:
+        layer[:, 1:] = float("nan")
     guesses = GuessSettings(num_guesses=num_guesses, looked_up=None, most_slots=most_slots)
     states = make_states(decoder.config, MAX_SEQS + 1, decoder.dtype, CPU, 1, MAX_SEQS * (1 + num_guesses))
     settings = RunnerSettings(max_num_seqs=MAX_SEQS, max_model_len=256, max_num_batched_tokens=72, guesses=guesses)

@@ -46,12 +46,12 @@ def make_decoder(which: str) -> Decoder:
     """Whose own layer guesses, or one of another checkpoint."""
     device, config = torch.device("cuda", 0), CONFIG if which == "own" else replace(CONFIG, guesser=None, num_layers=7)
     if which != "own":
-        config = replace(config, layer_windows=(), layer_ropes=())
+        config = replace(config, layer_windows=(), layer_ropes=(), layer_heads=())
     on_rank: Any = {"rank": 0, "size": 1, "dtype": torch.bfloat16, "device": device, "interleaved": True}
     weights = load_weights(DummyCheckpoint(config, 0, torch.bfloat16, device), config, **on_rank)
     if which != "own":
         layer = replace(config, family="llama", num_layers=1, vocab_size=5000, joins=True, qk_norm=False, guesses=False)
-        layer = replace(layer, layer_windows=(), layer_ropes=(), tie_word_embeddings=False)
+        layer = replace(layer, layer_windows=(), layer_ropes=(), layer_heads=(), tie_word_embeddings=False)
         shard = EagleShard(EagleConfig(layer, (2, 3, 4), False, config.vocab_size), (OFFSETS,), **on_rank)
         shapes = {move.name: move.shape for move in shard.moves}
         carry_out(shard.moves, DummyCheckpoint(shapes, 1, torch.bfloat16, device))

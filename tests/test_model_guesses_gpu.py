@@ -90,7 +90,7 @@ def test_several_tokens_of_a_slot_see_what_rows_apart_see(decoder: Decoder, num_
     table.max_length_S[0] -= 2  # no room for all
     table = on(device, table)
     cache = make_kv_cache(decoder.config, num_pages, PAGE, torch.bfloat16, device, 1)
-    for layer in cache:
+    for layer in cache.layers:
         layer.copy_(torch.randn_like(layer))
     trials = on(device, empty_trials([*range(num_slots)], 4))
     guess(trials, table, num_guesses=4, repeated=(1, 4), page_size=PAGE, num_pages=num_pages)
@@ -98,7 +98,7 @@ def test_several_tokens_of_a_slot_see_what_rows_apart_see(decoder: Decoder, num_
     hidden = []
     for model, apart in ((decoder, True), (make_decoder(deterministic=False, guesses=True), False)):
         inputs = replace(trials.inputs(apart=apart), shifts_S=table.shift_S)
-        out_TD = model.forward(inputs, cache.clone(), table.page_table_SM)
+        out_TD = model.forward(inputs, cache.blocks[0].clone().unbind(), table.page_table_SM)
         hidden.append(out_TD[tried].float())
         assert hidden[-1].isfinite().all()
     assert len(hidden[0]) > num_slots

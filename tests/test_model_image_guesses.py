@@ -11,7 +11,7 @@ from seeing_guessers import ReferenceSeeingGuesser, seeing_guesser
 from seeing_models import Parts, Seeing, image_of, looked_at, prompt_with, reference_answer
 from tercet.model.forward_step import Forwarded
 from tercet.model.guess_ahead import GuessAhead
-from tercet.model.kv_cache import make_kv_cache
+from tercet.model.kv_cache import make_kv_cache, page_size_of
 from tercet.model.load import load_decoder, open_for
 from tercet.model.parallel import Group
 from tercet.model.runner import Runner
@@ -28,7 +28,8 @@ def make_runner(model: Seeing, device: torch.device) -> Runner:
     opened = open_for(model.folder, device, max_model_len=LENGTH, sees=True, guesses=True)
     decoder = load_decoder(opened, Group.single(device), guesses=True)
     cache = make_kv_cache(decoder.config, 80, 64 if device.type == "cuda" else 16, decoder.dtype, device, 1)
-    cache[:, :, 1:] = float("nan")
+    for layer in cache.layers:
+        layer[:, 1:] = float("nan")
     places = num_places(MAX_SEQS, 0)
     states = make_states(decoder.config, places, decoder.dtype, device, 1, MOST_SLOTS * (1 + NUM_GUESSES))
     guesses = GuessSettings(num_guesses=NUM_GUESSES, looked_up=None, most_slots=MOST_SLOTS)
@@ -50,7 +51,7 @@ def test_guesses_behind_images_on_a_gpu_are_the_layers(monkeypatch: pytest.Monke
 
 def check_guesses(model: Seeing, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     side, reference, runner = model.side, ReferenceSeeingGuesser(model), make_runner(model, device)
-    page = runner._kv_cache.shape[4]
+    page = page_size_of(runner._kv_cache)
     prompts: list[Parts] = [
         [[5, 6, 7, 8], image_of(3, 2, side, 1), [9, 10, 11]],
         [image_of(1, 9, side, 3), [77], image_of(6, 5, side, 4), [31]],

@@ -63,7 +63,7 @@ def test_half_precision_comes_close(dtype: str) -> None:
     for kind in ("float32", dtype):
         decoder = load_decoder(open_for(path, CPU, dtype=kind, max_model_len=128), ALONE)
         run = Sequences(decoder, 1)
-        run.cache = run.cache.to(decoder.dtype)
+        run.cache = [layer.to(decoder.dtype) for layer in run.cache]
         run.step({}, {0: prompt[:-1]})
         logits.append(run.step({0: prompt[-1]}, {})[0].float())
     exact, rough = logits
@@ -119,7 +119,7 @@ _BILLIONS = {
     "llama-3.2-1b": 1.24, "llama-3.1-8b": 8.0, "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8,
     "deepseek-v2-lite": 15.7, "moonlight-16b-a3b": 15.96, "glm-4.7-flash": 29.9,
     "qwen3-vl-2b": 1.72, "qwen3-vl-8b": 8.2, "qwen3.5-9b-seeing": 9.0, "gemma-3-4b": 3.9,
-    "internvl3.5-8b": 8.2,
+    "internvl3.5-8b": 8.2, "glm-4.1v-9b": 9.4,
     "qwen3.5-0.8b": 0.75, "qwen3.5-9b": 9.0, "qwen3.5-27b": 27, "qwen3.5-35b-a3b": 34.7, "qwen3-next-80b-a3b": 79.7,
     "granite-4.0-h-tiny": 6.9, "granite-4.0-h-small": 32.2, "nemotron-3-nano-30b-a3b": 31.6,
 }  # fmt: skip

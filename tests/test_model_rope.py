@@ -20,13 +20,13 @@ def test_rotary_table_agrees_with_transformers(family: str) -> None:
     config = parse_config(read_config_json(path))
     positions = torch.arange(300)
     theirs = reference_model(path)
-    kinds = theirs.config.layer_types if family in ("gemma3", "olmo3") else [None]
-    for rope, kind in zip(config.layer_ropes, kinds, strict=False):
+    kinds = theirs.config.layer_types if family.startswith(("gemma3", "gemma4", "olmo3")) else [None]
+    for (rope, dim), kind in zip(config.turns, kinds, strict=False):
         of_kind = [] if kind is None else [kind]
         with torch.inference_mode():  # as others ask it, which may change it
             turned = theirs.model.rotary_emb(torch.zeros(1), positions[None], *of_kind)
         cos, sin = (turned.real, turned.imag) if torch.is_tensor(turned) else turned
-        table_PR = rotary_table(rope or config.rope, config.turning_dim, 300, torch.device("cpu"))
+        table_PR = rotary_table(rope or config.rope, dim, 300, torch.device("cpu"))
         half = table_PR.shape[1] // 2
         torch.testing.assert_close(table_PR[:, :half], cos[0, :, :half], rtol=0, atol=1e-6)
         torch.testing.assert_close(table_PR[:, half:], sin[0, :, :half], rtol=0, atol=1e-6)

@@ -35,7 +35,7 @@ def meant(family: str, folder: Path) -> Path:
     return quantized(checkpoint(family), Way({}, by_rows), folder, wanted=lambda name: "kv_b_proj" not in name)[1]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "phi3", "deepseek-v3", "qwen3.5"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "phi3", "gemma4", "glm", "deepseek-v3", "qwen3.5"])
 def test_numbers(family: str, tmp_path: Path) -> None:
     """Of each rank of one, two and four."""
     config, wanted = open_model(meant(family, tmp_path))
@@ -51,7 +51,7 @@ def test_numbers(family: str, tmp_path: Path) -> None:
                 assert ((a - b).abs() > 1e-6 * b.abs()).float().mean() < 1e-3
 
 
-@pytest.mark.parametrize("family", ["qwen3", long("qwen3-moe"), long("gemma3")])
+@pytest.mark.parametrize("family", ["qwen3", long("qwen3-moe"), long("gemma3"), long("gemma4")])
 def test_answers(family: str, tmp_path: Path) -> None:
     prompts = random_prompts(4, 5, 60)
     with tiny_engine(family, quantization="fp8") as llm:

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def make_runner(family: str = "qwen3", num_pages: int = 60, guesses: GuessSettings | None = None) -> Runner:
     decoder = make_decoder(checkpoint(family))
     cache = make_kv_cache(decoder.config, num_pages, PAGE, torch.float32, CPU, 1)
-    cache[:, :, 1:] = float("nan")
+    for layer in cache.layers:
+        layer[:, 1:] = float("nan")
     settings = RunnerSettings(
         max_num_seqs=MAX_SEQS, max_model_len=512, max_num_batched_tokens=64, guesses=guesses
     )  # fmt: skip
@@ -179,7 +180,7 @@ def test_page_count() -> None:
     group = Group.single(CPU)
     page_bytes = config.kv_bytes_per_page(PAGE, torch.float32, 1)
     cache = make_kv_cache(config, 5, PAGE, torch.float32, CPU, 1)
-    assert cache.nbytes == 5 * page_bytes
+    assert sum(block.nbytes for block in cache.blocks) == 5 * page_bytes
     assert count_pages(config, 10 * page_bytes + 1, PAGE, torch.float32, group) == 10
     with pytest.raises(ValueError, match=r"want at least two pages; raise --kv-cache-memory"):
         count_pages(config, 2 * page_bytes - 1, PAGE, torch.float32, group)

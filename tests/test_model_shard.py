@@ -73,7 +73,7 @@ def test_one_is_added_to_the_norms_of_gemma_and_nothing_rounded() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("family", ["qwen2", "phi3-long"])
+@pytest.mark.parametrize("family", ["qwen2", "phi3-long", "glm"])
 def test_ranks_together_are_the_whole(family: str, size: int) -> None:
     path = checkpoint(family)  # 4 heads, 2 KV heads, 419 words
     config = read_config(path)
@@ -139,6 +139,19 @@ def test_stacked_tensors_are_those_of_the_file() -> None:
     raw, weights = load_file(path / "model.safetensors"), load(path)
     for index, layer in enumerate(weights.layers):
         assert torch.equal(layer.qkv_ND, raw[f"model.layers.{index}.self_attn.qkv_proj.weight"])
+        assert torch.equal(layer.mlp.gate_up_2FD, raw[f"model.layers.{index}.mlp.gate_up_proj.weight"])
+
+
+def test_numbers_that_turn_together_are_in_two_halves() -> None:
+    """Of each head of 24 the first 12; in the file they are neighbours. Values do not turn."""
+    path = checkpoint("glm")
+    raw, weights = load_file(path / "model.safetensors"), load(path)
+    order = [*range(0, 12, 2), *range(1, 12, 2), *range(12, 24)]
+    for index, layer in enumerate(weights.layers):
+        for kind, ours in (("weight", layer.qkv_ND), ("bias", layer.qkv_bias_N)):
+            q, k, v = (raw[f"model.layers.{index}.self_attn.{name}_proj.{kind}"] for name in "qkv")
+            q, k = (one.unflatten(0, (-1, 24))[:, order].flatten(0, 1) for one in (q, k))
+            assert torch.equal(ours, torch.cat((q, k, v)))
         assert torch.equal(layer.mlp.gate_up_2FD, raw[f"model.layers.{index}.mlp.gate_up_proj.weight"])
 
 

@@ -32,7 +32,8 @@ def make_runner(family: str, num_guesses: int, *, deterministic: bool = False) -
     """Its memory is full of what is no number."""
     decoder = make_decoder(model(family), deterministic=deterministic)
     cache = make_kv_cache(decoder.config, 60, PAGE, torch.float32, CPU, 1)
-    cache[:, :, 1:] = float("nan")
+    for layer in cache.layers:
+        layer[:, 1:] = float("nan")
     guesses = GuessSettings(num_guesses=num_guesses, looked_up=(1, 4), most_slots=MAX_SEQS)
     settings = RunnerSettings(
         max_num_seqs=MAX_SEQS, max_model_len=512, max_num_batched_tokens=128, guesses=guesses if num_guesses else None

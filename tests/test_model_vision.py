@@ -20,7 +20,7 @@ from vision_towers import KINDS, OUT, Tower, make_tower, picture, save_tensors
 CPU = torch.device("cpu")
 SIZES = [(6, 4)] if INTERPRETED else [(6, 4), (10, 14), (2, 2)]
 """In patches, where images may have any."""
-TRIED = ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "internvl-large"] if INTERPRETED else list(KINDS)
+TRIED = ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "internvl-large", "glm4v"] if INTERPRETED else list(KINDS)
 
 
 def config_of(folder: Path, raw: dict[str, Any]) -> VisionConfig:
@@ -90,6 +90,13 @@ def test_a_projector_with_biases_and_larger_tokens(tmp_path: Path) -> None:
     check_seen(seen, tower.seen(pixels, config.mean, config.deviation))
 
 
+def test_larger_tokens_of_one_frame(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 24, "spatial_merge_size": 3, "temporal_patch_size": 1, "attention_bias": True}
+    tower = make_tower(tmp_path, "glm4v", **sizes)
+    vision, pixels = load(tower), picture(6, 9, 6)
+    check_seen(vision.encode(pixels), tower.seen(pixels, vision.config.mean, vision.config.deviation))
+
+
 @pytest.mark.skipif(INTERPRETED, reason="reads files")
 class TestFiles:
     """What is in them, and what is not."""
@@ -112,7 +119,7 @@ class TestFiles:
         with pytest.raises(ValueError, match=message):
             load(tower)
 
-    @pytest.mark.parametrize("kind", ["qwen3_vl", "internvl"])
+    @pytest.mark.parametrize("kind", ["qwen3_vl", "internvl", "glm4v"])
     def test_other_weights_are_read_into_the_same_places(self, tmp_path: Path, kind: str) -> None:
         first, second = (make_tower(tmp_path / str(seed), kind, seed=seed) for seed in (1, 2))
         vision = load(first)
@@ -186,6 +193,7 @@ class TestFiles:
         ("gemma3", 16 * 72),
         ("internvl", 16 * 64),
         ("internvl-large", 16 * 128),
+        ("glm4v", 16 * 128),
     ],
 )
 def test_on_a_gpu(kind: str, hidden: int, tmp_path: Path) -> None:
@@ -194,6 +202,8 @@ def test_on_a_gpu(kind: str, hidden: int, tmp_path: Path) -> None:
     own = {"num_attention_heads": 16} if named else {"num_heads": 16, "window_size": 112}
     if kind.startswith("internvl"):
         own |= {"image_size": 448, "image_seq_length": 256}
+    if kind == "glm4v":
+        own = {"num_heads": 16, "image_size": 336, "out_hidden_size": OUT}
     if kind == "gemma3":
         own |= {"image_size": 896, "mm_tokens_per_image": 256}
     tower = make_tower(tmp_path, kind, hidden_size=hidden, intermediate_size=3420, patch_size=14, **own)

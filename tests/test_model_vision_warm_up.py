@@ -36,6 +36,8 @@ _DEEP = {"depth": 2, "deepstack_visual_indexes": [0]}
         ("mistral3", _TOWER, False),
         ("gemma3", _SIGLIP, False),
         ("internvl", _INTERNVIT, False),
+        ("glm4v", {"depth": 2}, False),
+        long("glm4v_moe", {"depth": 2, "intermediate_size": 10944}, True),
         long("internvl", _LARGE_INTERNVIT, False),
         long("qwen2_5_vl", _WINDOWS, True),
         long("qwen3_vl", _DEEP, False),

@@ -76,6 +76,7 @@ SHAPES = [
     (7, 1, 8, 32, torch.float32),
     (6, 2, 24, 16, FP8),
     (2, 1, 144, 32, torch.float32),
+    (2, 1, 320, 16, torch.float32),
 ]
 CASES = [
     # Each option with two of the shapes, and each shape with three options or more, but for the widest.
@@ -156,8 +157,8 @@ def test_layers_of_other_sinks_share_a_plan() -> None:
 
 
 @pytest.mark.parametrize("cells", [torch.float32, FP8])
-@pytest.mark.parametrize("normed", [False, True])
-def test_prologue(normed: bool, cells: torch.dtype) -> None:
+@pytest.mark.parametrize(("normed", "norm_values"), [(False, False), (True, False), (True, True)])
+def test_prologue(normed: bool, norm_values: bool, cells: torch.dtype) -> None:
     T, heads, kv_heads, head_dim, page = 5, 6, 2, 8, 16
     qkv = torch.randn(T, (heads + 2 * kv_heads) * head_dim)
     if cells == FP8:
@@ -172,7 +173,7 @@ def test_prologue(normed: bool, cells: torch.dtype) -> None:
     kv_slots = torch.tensor([3 * page + 3, page, 2 * page + 1, page + 1, 3 * page + 8])
     norms = (q_norm, k_norm) if normed else (None, None)
     arguments = (positions, kv_slots, cos_sin, *norms, 1e-6, k_cache, v_cache, heads)
-    q_THD = attention_prologue(qkv.clone(), *arguments)
+    q_THD = attention_prologue(qkv.clone(), *arguments, norm_values=norm_values)
 
     def wanted(x_HD: Tensor, token: int, norm: Tensor | None) -> Tensor:
         if norm is not None:
@@ -188,7 +189,11 @@ def test_prologue(normed: bool, cells: torch.dtype) -> None:
         torch.testing.assert_close(q_THD[token], wanted(q, token, norms[0]), rtol=1e-4, atol=1e-5)
         near = {"rtol": 1.01 / 16, "atol": 2.0**-10} if cells == FP8 else {"rtol": 1e-4, "atol": 1e-5}
         torch.testing.assert_close(k_cache[at].float(), wanted(k, token, norms[1]).clamp(-most, most), **near)
-        assert torch.equal(v_cache[at].float(), v.clamp(-most, most).to(cells).float())
+        if norm_values:
+            v = v / (v.square().mean(1, keepdim=True) + 1e-6).sqrt()
+            torch.testing.assert_close(v_cache[at].float(), v, **near)
+        else:
+            assert torch.equal(v_cache[at].float(), v.clamp(-most, most).to(cells).float())
     assert int(k_cache.float().isfinite().sum()) == T * kv_heads * head_dim  # nothing else was written
 
 

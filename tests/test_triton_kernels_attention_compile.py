@@ -12,7 +12,7 @@ from triton.compiler import CompiledKernel
 
 from covering import covering, long
 from ptx_arithmetic import exponentials
-from tercet.model.attention_plan import AttentionPlan
+from tercet.model.attention_plan import Attending, AttentionPlan
 from tercet.triton_kernels import (
     attention,
     attention_prologue,
@@ -48,6 +48,9 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         long(90, 8, 2, 96, 300, {}),
         (90, 8, 4, 256, 300, {}),
         (90, 8, 4, 256, 3000, {}),
+        (90, 32, 4, 512, 300, {}),
+        (89, 8, 1, 512, 300, {"window": 512}),
+        long(80, 16, 2, 512, 300, {}),
         (80, 16, 8, 128, 300, {}),
         long(80, 8, 2, 256, 300, {}),
         (89, 9, 3, 64, 300, {"alibi_slopes_H": True}),
@@ -55,6 +58,8 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         (89, 8, 2, 256, 300, {"softcap": 30.0}),
         (89, 64, 1, 192, 300, {}),
         (90, 64, 8, 64, 300, {"sinks_H": True}),
+        (90, 8, 4, 256, 300, {"window": 1024}),
+        long(90, 64, 8, 64, 3000, {"window": 128, "sinks_H": True}),
         (89, 64, 8, 64, 300, {"window": 128, "sinks_H": True}),
         long(80, 8, 8, 80, 300, {"sinks_H": True}),
     ],
@@ -77,10 +82,10 @@ def test_compile(
         attention.plan_last_queries(*chunks, PrefillWork(meta(9, 8, dtype=torch.int32), 128))
         qkv = meta(5, (heads + 2 * kv_heads) * head_dim)
         slots = meta(5, dtype=torch.int64)
-        for norms, behind in (((None, None), False), ((meta(head_dim),) * 2, False), ((meta(head_dim),) * 2, True)):
-            attention_prologue.attention_prologue(
-                qkv, indices, slots, cos_sin, *norms, 1e-6, *caches, heads, behind=behind
-            )
+        none, norm = (None, None), (meta(head_dim),) * 2
+        for norms, behind, values in ((none, False, False), (norm, False, head_dim == 512), (norm, True, False)):
+            prologue = qkv, indices, slots, cos_sin, *norms, 1e-6, *caches, heads
+            attention_prologue.attention_prologue(*prologue, behind=behind, norm_values=values)
         write_kv.write_kv(meta(5, kv_heads, head_dim), meta(5, kv_heads, head_dim), *caches, slots)
     # The decode rows: their plan, splits and merge. Prefill and its plan, one of last tokens, prologues, the write.
     assert len(kernels) == 10
@@ -91,10 +96,12 @@ def test_compile(
     assert not any("?" in expression for expression in found), found
     if capability == 90:
         assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
-        assert (prefill.name == "hopper_prefill_kernel") == (head_dim in (128, 256) and not options)
+        known = head_dim in (64, 128, 256) and options.keys() <= {"window", "sinks_H"}
+        assert (prefill.name == "hopper_prefill_kernel") == known
         assert "wgmma" in prefill.asm["ptx"]
-        if prefill.name == "hopper_prefill_kernel":  # few tiles leave multiprocessors to smaller ones
-            assert prefill.metadata.num_warps == (8 if num_tokens == 300 else 12)
+        if known:  # few tiles leave multiprocessors to smaller ones
+            few = -(-num_tokens // 64) * heads <= 2 * 132
+            assert prefill.metadata.num_warps == (8 if few else 12)
 
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(256, 64), long(256, 96)])
@@ -124,7 +131,7 @@ def test_many_queries_of_a_row_fit_where_shared_memory_is_little() -> None:
     assert len(kernels) == 1
 
 
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", [128, 256, long(512)])
 def test_float32_fits_small_cards(head_dim: int) -> None:
     caches = [meta(100, 2, 64, head_dim, dtype=torch.float32) for _ in range(2)]
     table, indices = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)
@@ -166,6 +173,17 @@ def test_compile_fused_decode(
 
 
 @pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
+@pytest.mark.parametrize(
+    ("kv_heads", "cells"), [(4, torch.bfloat16), long(4, FP8), long(1, torch.bfloat16), long(1, FP8)]
+)
+def test_wide_heads_are_held_in_registers(
+    kv_heads: int, cells: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = compile_fused_decode(90, 8, kv_heads, 256, True, kernel, monkeypatch, cells, 1024)[1]
+    assert "STACK:0 " in resource_usage(decode)
+
+
+@pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
 def test_compile_fused_decode_behind_images(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One load more, and only there."""
     plain = compile_fused_decode(90, 16, 8, 128, True, kernel, monkeypatch)[1]
@@ -180,6 +198,7 @@ def test_compile_fused_decode_behind_images(kernel: str, monkeypatch: pytest.Mon
         (16, 8, 128, 4, torch.bfloat16, 0, False, False),
         (32, 8, 128, 8, FP8, 0, False, True),
         (64, 8, 64, 8, torch.bfloat16, 128, True, False),
+        (8, 4, 256, 8, torch.bfloat16, 512, False, False),
     ],
 )
 def test_compile_tried_rows(
@@ -203,12 +222,7 @@ def test_compile_tried_rows(
     assert (decode.name, merge.name) == ("tried_rows_kernel", "tried_rows_merge_kernel")
     for one in (plan, decode, merge):
         assert "griddepcontrol.wait" in one.asm["ptx"]
-    cuobjdump = knobs.nvidia.cuobjdump.path
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(decode.asm["cubin"])
-        file.flush()
-        told = subprocess.run([cuobjdump, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    assert "STACK:0 " in told.stdout + told.stderr
+    assert "STACK:0 " in resource_usage(decode)
 
 
 @pytest.mark.parametrize(
@@ -235,13 +249,14 @@ def test_few_slots_that_try_tokens_ahead_are_fused(
         decode_lengths_B=slots, chunk_slots_C=none, chunk_starts_C=none, query_starts_C1=slots[:1], sample_rows_R=none,
         num_tokens_1=slots[:1], tries=tries, lengths_T=tokens,
     )  # fmt: skip
+    attending = Attending(Scoring(0.1), meta(100, 8, 64, head_dim), head_dim)
     with compiling_for(90):
         plan = AttentionPlan.of_step(
-            inputs, meta(2, 2, 100, 8, 64, head_dim), meta(9, 64, dtype=torch.int32), num_heads=heads,
-            rotary_dim=head_dim, scorings=[Scoring(0.1)] * 2, deterministic=False, longest=longest, deep=0,
+            inputs, [attending] * 2, meta(9, 64, dtype=torch.int32), num_heads=heads, deterministic=False,
+            longest=longest, deep=0,
         )  # fmt: skip
-    assert isinstance(plan.decode[0], FewRows if fuses else DecodeWork)
-    assert plan.decode[0].tries == tries
+    assert isinstance(plan.decode[attending.kind], FewRows if fuses else DecodeWork)
+    assert plan.decode[attending.kind].tries == tries
 
 
 @pytest.mark.parametrize(("capability", "heads", "kv_heads", "head_dim"), [(80, 16, 8, 128), (89, 5, 5, 64)])
@@ -273,3 +288,13 @@ def compile_fused_decode(
             meta(9, dtype=torch.int32) if shifted else None,
         )  # fmt: skip
     return kernels
+
+
+def resource_usage(kernel: CompiledKernel) -> str:
+    """What the assembler says of a kernel's registers, stack and shared memory."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True)
+    return told.stdout + told.stderr

@@ -37,6 +37,8 @@ HEADS = [
     Heads(14, 2, 96, 128),
     Heads(8, 2, 256, 64),
     Heads(8, 4, 256, 16, window=600, softcap=30.0),
+    Heads(8, 4, 256, 64, window=1024),
+    Heads(16, 2, 64, 64, window=50),
     Heads(64, 8, 64, 64, sinks=True),
     Heads(64, 8, 64, 64, window=128, sinks=True),
     Heads(6, 2, 80, 16, softcap=20.0, alibi=True, sinks=True),

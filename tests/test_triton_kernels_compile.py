@@ -193,7 +193,7 @@ def test_heuristic_products_on_hopper(every_size: bool) -> None:
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_pointwise(capability: int) -> None:
     x, w, positions = meta(7, 4096), meta(4096), meta(7, dtype=torch.int32)
-    table = meta(4096, 128, dtype=torch.float32)
+    table, scale = meta(4096, 128, dtype=torch.float32), meta(1, dtype=torch.float32)
     calls: list[Callable[[], object]] = [
         lambda: add_rms_norm.rms_norm(x, w, 1e-6),
         lambda: add_rms_norm.rms_norm(x, w, 1e-6, positions),
@@ -206,6 +206,7 @@ def test_pointwise(capability: int) -> None:
         lambda: gelu_and_mul.gelu_and_mul(x),
         lambda: add_normed.add_normed(x, x, w, 1e-6),
         lambda: add_normed.add_normed_rms_norm(x, x, w, w, 1e-6, positions),
+        lambda: add_normed.add_normed_rms_norm(x, x, w, w, 1e-6, positions, scale=scale),
         lambda: soft_cap.soft_cap(x, 30.0),
         lambda: xielu.xielu(x, meta(4, dtype=torch.float32)),
         lambda: qk_norm.qk_squares(x, 2048, 1024),

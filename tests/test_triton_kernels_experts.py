@@ -98,6 +98,15 @@ def test_route_with_a_bias_and_with_experts_that_all_share(
         torch.testing.assert_close(counts, weights, rtol=1e-6 if logits.dtype == torch.float32 else 2e-2, atol=0)
 
 
+def test_experts_may_have_scales(place: Place) -> None:
+    logits, scales = place.random(9, 12), torch.rand(12, device=place.device) + 0.5
+    chosen, weights = route(logits, 3, normed=True)
+    again, scaled = route(logits, 3, normed=True, scales_E=scales)
+    assert torch.equal(chosen, again)
+    near = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[logits.dtype]
+    torch.testing.assert_close(scaled.float(), weights.float() * scales[chosen.long()], rtol=near, atol=near)
+
+
 def test_numbers_that_are_none_have_some_expert(place: Place) -> None:
     logits = place.random(3, 6)
     logits[0] = float("nan")
@@ -168,6 +177,9 @@ def test_products(place: Place, tokens: int, num_experts: int, each: int, width:
         gated = matmul_experts_gated(x, gate_up, work, each)
         exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
         torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
+        curved = matmul_experts_gated(x, gate_up, work, each, gelu=True)
+        exact = torch.nn.functional.gelu(both[:, 0::2], approximate="tanh") * both[:, 1::2]
+        torch.testing.assert_close(curved[there].double(), exact[there], rtol=roundings, atol=roundings)
         squared = matmul_experts(x, gate_up, work, squared_each=each)
         torch.testing.assert_close(
             squared[there].double(), both[there].relu().square(), rtol=roundings, atol=roundings
@@ -271,6 +283,8 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             sum_experts(meta(tokens * 8, 2048), weights, rows, experts, biases)
             matmul_experts_gated(meta(tokens, 2048), gate_up, work, 8, ClampedGate(meta(128, 1536), 7.0, 1.702))
             route(meta(tokens, 61), 4, normed=False, shared=4, gated=True)
+            matmul_experts_gated(meta(tokens, 2048), gate_up, work, 8, gelu=True)
+            route(meta(tokens, 128), 8, normed=True, rows=rows, scales_E=meta(128, dtype=torch.float32))
         for kernel in kernels:
             assert kernel.asm["cubin"]
             assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)

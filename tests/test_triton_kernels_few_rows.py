@@ -98,6 +98,25 @@ def test_rows_behind_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize(
+    ("heads", "rotary_dim", "with_norms", "cells"),
+    [
+        (Heads(4, 2, 64, 64), 32, True, None),
+        (Heads(3, 1, 128, 32, window=40), 24, True, FP8),
+        long(Heads(3, 3, 256, 64), 64, False, None),
+    ],
+    ids=str,
+)
+def test_few_numbers_turn(
+    heads: Heads, rotary_dim: int, with_norms: bool, cells: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And rows are parts of longer ones."""
+    monkeypatch.setattr(fused_decode, "_FEW_ROWS", 4)
+    step = Step(heads, [9, 0, 70, 300], with_norms, "cpu", torch.float16, cells, rotary_dim=rotary_dim)
+    step.check(step.run())
+
+
+@interpreted
 @pytest.mark.parametrize("window", [0, 50])
 def test_sinks_of_any_size(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 4)

@@ -32,6 +32,9 @@ HEADS = [
     Heads(32, 2, 128, 64, window=33, sinks=True),
     Heads(9, 3, 64, 32, window=2),
     Heads(5, 5, 64, 64, window=1000),
+    Heads(8, 4, 256, 64),
+    Heads(8, 1, 256, 32, window=700),
+    Heads(3, 3, 256, 128, window=129, sinks=True),
 ]
 SEEING_FEW = [heads for heads in HEADS if heads.window]
 WITH_SINKS = [heads for heads in HEADS if heads.sinks]
@@ -75,6 +78,33 @@ def test_rows_about_as_long_as_the_window(heads: Heads, cells: torch.dtype | Non
 def test_rows_behind_images(heads: Heads, kernel: str) -> None:
     for lengths in (LENGTHS, [3000], torch.randint(0, 1500, (60,)).tolist()):
         step = Step(heads, lengths, True, shifted=True)
+        step.check(step.run())
+
+
+@pytest.mark.parametrize("cells", [None, FP8])
+@pytest.mark.parametrize(
+    ("heads", "rotary_dim"),
+    [
+        (Heads(16, 4, 256, 64), 64),
+        (Heads(32, 2, 128, 64), 64),
+        (Heads(48, 8, 128, 64), 64),
+        (Heads(5, 5, 64, 64), 24),
+        (Heads(8, 1, 256, 32, window=700), 128),
+    ],
+    ids=str,
+)
+def test_few_numbers_turn(heads: Heads, rotary_dim: int, cells: torch.dtype | None, kernel: str) -> None:
+    """And rows are parts of longer ones."""
+    for with_norms in (False, True):
+        for lengths in (LENGTHS * 2, [2300], [1], [0, 5000, 0, 1, 1]):
+            step = Step(heads, lengths, with_norms, cells=cells, rotary_dim=rotary_dim)
+            step.check(step.run())
+
+
+@pytest.mark.parametrize("heads", [Heads(16, 4, 256, 64), Heads(48, 8, 128, 64)], ids=str)
+def test_several_tokens_of_which_few_numbers_turn(heads: Heads) -> None:
+    for lengths in ([2300], [40, 129, 5000, 1040]):
+        step = Step(heads, lengths, True, tries=4, rotary_dim=64)
         step.check(step.run())
 
 

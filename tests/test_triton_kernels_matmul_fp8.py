@@ -121,9 +121,10 @@ def test_experts(tokens: int, groups: int) -> None:
         tile = expert_tile(tokens * each, E, first, second)
         work = deal_out(torch.empty(tokens, each, dtype=torch.int32, device=META), E, tile)
         matmul_experts(matmul_experts_gated(meta(tokens, K), first, work, each), second, work)
+        matmul_experts_gated(meta(tokens, K), first, work, each, gelu=True)
     names = [kernel.name for kernel in kernels]
     kernel = (
         "experts_groups_kernel" if tokens == 256 else "experts_fp8_kernel" if groups > 1 else "experts_hopper_kernel"
     )
-    assert names.count(kernel) == 2
+    assert names.count(kernel) == 3
     assert ("_round_rows_kernel" in names or "_round_whole_rows_kernel" in names) == (tokens > 256)

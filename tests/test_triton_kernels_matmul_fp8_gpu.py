@@ -101,6 +101,9 @@ def test_experts(of_rows: bool, dtype: torch.dtype) -> None:
     )  # fmt: skip
     rounded = rounded_rows(*round_rows_reference(x, K if of_rows else 128)).repeat_interleave(each, 0)
     wanted = gated(torch.einsum("pk,pnk->pn", rounded, unrounded(first).view(E, 2 * F, K)[pairs]))
+    both = torch.einsum("pk,pnk->pn", rounded, unrounded(first).view(E, 2 * F, K)[pairs])
+    curved = torch.nn.functional.gelu(both[:, 0::2], approximate="tanh") * both[:, 1::2]
+    assert distance(matmul_experts_gated(x, first, work, each, gelu=True), curved) < NEAR
     got = matmul_experts_gated(x, first, work, each)
     assert distance(got, wanted) < NEAR
     rounded = rounded_rows(*round_rows_reference(got, F if of_rows else 128))

@@ -98,6 +98,13 @@ def test_norms(place: Place, shape: tuple[int, ...]) -> None:
         got = add_normed_rms_norm(x, residual, shifted, following, EPS)
         place.check_rounded(residual, before + normed(x, shifted))
         place.check_rounded(got, normed(residual, following))
+        before, scale = residual.double(), torch.tensor([0.3], device=x.device)
+        got = add_normed_rms_norm(x, residual, shifted, following, EPS, scale=scale)
+        place.check_rounded(residual, (before + normed(x, shifted)) * scale.double())
+        place.check_rounded(got, normed(residual, following))
+        before = residual.double()
+        add_normed(x, residual, weight, EPS, scale=scale)
+        place.check_rounded(residual, (before + normed(x, weight)) * scale.double())
 
 
 @pytest.mark.parametrize(("rows", "num_q", "num_k"), [(1, 2048, 2048), (5, 640, 128), (0, 64, 64)])
@@ -145,8 +152,7 @@ def test_xielu(place: Place, rows: int, width: int) -> None:
     """Numbers near zero too, where an exponential is nearly a line."""
     x, curve = place.random(rows, width) * 3, torch.tensor([0.3, -1.2, 0.4, -1e-3], device=place.device)
     x[:, ::3] *= 1e-3
-    above, below = F.softplus(curve[:2].double())
-    slope, exact = curve[2].double(), x.double()
+    (above, below), slope, exact = F.softplus(curve[:2].double()), curve[2].double(), x.double()
     under = (slope + below) * (torch.expm1(exact.clamp(max=float(curve[3]))) - exact)
     place.check_rounded(xielu(x, curve), torch.where(exact > 0, above * exact**2, under) + slope * exact)
 
@@ -218,15 +224,14 @@ def test_prologue(
     place: Place, count: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, normed_where: str
 ) -> None:
     """Heads are normed before they turn or, if they turn whole, when they have: whatever that makes of their length."""
-    behind = normed_where == "behind"
+    num_pages, behind = 10, normed_where == "behind"
     rotary_dim = dim if behind else rotary_dim
-    num_pages = 10
     caches = place.nan_caches(num_pages, kv_heads, PAGE, dim)
     qkv = place.random(count, (heads + 2 * kv_heads) * dim)
     cells, positions = cells_of(place, count, num_pages), torch.randint(0, 900, (count,)).tolist()
     angles, table = rotary_angles(900, rotary_dim, place.device)
-    with_norms, longer = normed_where != "nowhere", 1.3 if behind else 1.0
-    norms = (place.random(dim), 1 + place.random(dim).float() / 7) if with_norms else (None, None)
+    longer = 1.3 if behind else 1.0
+    norms = (None, None) if normed_where == "nowhere" else (place.random(dim), 1 + place.random(dim).float() / 7)
     q, k, v = qkv.clone().view(count, -1, dim).split([heads, kv_heads, kv_heads], 1)
     got = attention_prologue(
         qkv, place.ints(positions), place.ints(cells, torch.int64), table * longer, *norms, EPS, *caches, heads,
@@ -239,10 +244,9 @@ def test_prologue(
     if not behind:
         q, k = turned(q, positions, angles), turned(k, positions, angles)
     place.check_rounded(got, q)
-    keys = k
     kept = [index for index, cell in enumerate(cells) if 0 <= cell < num_pages * PAGE]
     at = torch.tensor([cells[index] for index in kept], device=place.device)
-    place.check_rounded(caches[0][at // PAGE, :, at % PAGE], keys[kept])
+    place.check_rounded(caches[0][at // PAGE, :, at % PAGE], k[kept])
     assert int(caches[0].isfinite().sum()) == len(kept) * kv_heads * dim
     check_cache(caches[1], cells, list(v))
 
@@ -263,7 +267,6 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "qkv: got 8 columns, wanted 9 or more", lambda: qk_squares(x, 5, 4)
     yield "squares: got shape [2, 3, 2], wanted [*, 4, 2]", lambda: qk_norm(x, w[:6], 4, EPS, torch.zeros(2, 3, 2))
     yield "logits: got shape [8], wanted [*, *]", lambda: soft_cap(w, 30.0)
-    yield "curve: got shape [8], wanted [4]", lambda: xielu(x, w)
     yield "curve: got torch.float16, wanted torch.float32", lambda: xielu(x, w[:4].half())
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: silu_and_mul(torch.randn(4, 7))
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: gelu_and_mul(torch.randn(4, 7))
@@ -283,8 +286,7 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "qkv: got shape [4, 96]", lambda: attention_prologue(*of, table, None, None, EPS, *caches, 7)
     yield "got one, wanted both or neither", lambda: attention_prologue(*of, table, w, None, EPS, *caches, 6)
     yield "got no norms", lambda: attention_prologue(*of, table, None, None, EPS, *caches, 6, behind=True)
-    part = table[:, :4].contiguous()
-    yield "a part turns", lambda: attention_prologue(*of, part, w, w, EPS, *caches, 6, behind=True)
+    yield "a part turns", lambda: attention_prologue(*of, table[:, :4].clone(), w, w, EPS, *caches, 6, behind=True)
 
 
 @pytest.mark.parametrize(("message", "call"), list(bad_calls()), ids=lambda value: str(value)[:24])

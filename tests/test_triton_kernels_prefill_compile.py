@@ -53,8 +53,8 @@ def test_few_queries_behind_many(heads: int, deep: int, most: int, more: int) ->
 
 @pytest.mark.parametrize(
     ("capability", "options"),
-    [(80, {}), (89, {"softcap": 30.0}), (90, {"softcap": 30.0}), (90, {"sinks_H": meta(16)})],
-    ids=["80-plain", "89-softcap", "90-softcap", "90-sinks"],
+    [(80, {}), (89, {"softcap": 30.0}), (90, {"softcap": 30.0}), (89, {"sinks_H": meta(16)})],
+    ids=["80-plain", "89-softcap", "90-softcap", "89-sinks"],
 )
 def test_few_queries_behind_many_elsewhere(capability: int, options: dict[str, Any]) -> None:
     q, cache = meta(64, 16, 128), meta(100, 8, 64, 128)

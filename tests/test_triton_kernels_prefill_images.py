@@ -75,7 +75,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     ("head_dim", "num_tokens", "cells", "window", "name"),
     [
         (256, 300, torch.bfloat16, 0, "hopper_prefill_kernel"),
-        (256, 300, torch.bfloat16, 1024, "_prefill_kernel"),
+        (256, 300, torch.bfloat16, 1024, "hopper_prefill_kernel"),
         long(256, 3000, torch.bfloat16, 0, "hopper_prefill_kernel"),
         long(128, 3000, torch.bfloat16, 0, "hopper_prefill_kernel"),
         long(128, 300, FP8, 0, "fp8_prefill_kernel"),

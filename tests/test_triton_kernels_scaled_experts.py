@@ -56,6 +56,9 @@ def test_products(
         gated = matmul_experts_gated(x, gate_up, work, each)
         exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
         torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
+        curved = matmul_experts_gated(x, gate_up, work, each, gelu=True)
+        exact = torch.nn.functional.gelu(both[:, 0::2], approximate="tanh") * both[:, 1::2]
+        torch.testing.assert_close(curved[there].double(), exact[there], rtol=roundings, atol=roundings)
         squared = matmul_experts(x, gate_up, work, squared_each=each)
         exact = both.relu().square()
         torch.testing.assert_close(squared[there].double(), exact[there], rtol=roundings, atol=roundings)

@@ -51,6 +51,12 @@ def test_behind_images() -> None:
 
 
 @interpreted
+def test_few_numbers_turn() -> None:
+    step = Step(Heads(4, 2, 64, 64), [9, 0, 70, 300], True, "cpu", torch.float16, tries=4, rotary_dim=32)
+    step.check(step.run())
+
+
+@interpreted
 def test_sinks_of_any_size() -> None:
     step = Step(Heads(8, 2, 64, 64, sinks=True), [3, 0, 70, 300], True, "cpu", torch.float16, tries=4)
     assert step.cache.sinks_H is not None

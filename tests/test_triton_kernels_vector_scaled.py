@@ -69,7 +69,7 @@ FP8, FOUR, MX = "FP8", "four bits", "MXFP4"
     ("kind", "K", "end"),
     [
         *((FP8, 1280, ""), (FOUR, 1280, "gate"), (MX, 32, "clamped")),
-        *((long(FP8, 1280, end)) for end in ("gate", "clamped")),
+        *((long(FP8, 1280, end)) for end in ("gate", "gelu", "clamped")),
         *((long(MX, 1280, end)) for end in ("", "gate", "clamped")),
         *((long(FOUR, 1280, "")), (long(MX, 2080, "")), (long(MX, 2080, "clamped"))),
     ],
@@ -86,7 +86,7 @@ def test_experts(kind: str, K: int, end: str) -> None:
     with compiling_for(90) as kernels:
         if end:
             clamp = ClampedGate(bias.to(META), limit, slope) if end == "clamped" else None
-            matmul_experts_gated(x.to(META), on_meta(w), work, 2, clamp)
+            matmul_experts_gated(x.to(META), on_meta(w), work, 2, clamp, gelu=end == "gelu")
         else:
             matmul_experts(x.to(META), on_meta(w), work)
     settings = torch.tensor([limit, slope]).view(torch.int32).tolist()
@@ -100,6 +100,8 @@ def test_experts(kind: str, K: int, end: str) -> None:
                 wanted += bias[expert].double()
                 gate, up = wanted[:, 0::2].clamp(max=limit), wanted[:, 1::2].clamp(-limit, limit)
                 wanted = (up + 1) * gate * torch.sigmoid(slope * gate)
+            elif end == "gelu":
+                wanted = torch.nn.functional.gelu(wanted[:, 0::2], approximate="tanh") * wanted[:, 1::2]
             elif end:
                 wanted = gated(wanted)
             assert distance(out[pair][None], wanted) < NEAR[BF16]

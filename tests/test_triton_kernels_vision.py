@@ -16,6 +16,7 @@ from covering import long
 from interpreted import rerun_interpreted
 from places import PLACES, ROUNDING, Place
 from tercet.triton_kernels.axis_turns import axis_turns
+from tercet.triton_kernels.cubic_positions import add_cubic_positions
 from tercet.triton_kernels.full_attention import full_attention
 from tercet.triton_kernels.gelu import KINDS, gelu
 from tercet.triton_kernels.grid_positions import add_grid_positions
@@ -69,6 +70,19 @@ def test_grid_positions(place: Place, rows: int, columns: int, side: int) -> Non
     stretched = F.interpolate(square, size, mode="bilinear", align_corners=True)[0].permute(1, 2, 0)
     wanted = x.double() + stretched[places[:, 0].long(), places[:, 1].long()]
     add_grid_positions(x, table, places, rows, columns)
+    place.check_rounded(x, wanted)
+
+
+@pytest.mark.parametrize(("rows", "columns", "side"), [(4, 6, 5), (1, 2, 3), (9, 1, 7), (3, 3, 3), (2, 5, 1)])
+def test_cubic_positions(place: Place, rows: int, columns: int, side: int) -> None:
+    table, places = place.random(side * side, 72), places_of(place, rows, columns)
+    x = place.random(len(places), 72)
+    square = table.double().view(side, side, -1).permute(2, 0, 1)[None]
+    size = torch.tensor([rows, columns], device=place.device)
+    at = ((places.double() + 0.5) / size * 2 - 1).flip(1)[None, None]  # of the table's edges, -1 to 1
+    laid = F.grid_sample(square, at, mode="bicubic", padding_mode="border", align_corners=False)[0, :, 0].t()
+    wanted = x.double() + laid
+    add_cubic_positions(x, table, places, rows, columns)
     place.check_rounded(x, wanted)
 
 
@@ -223,6 +237,8 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "dtype: got torch.int32", lambda: image_patches(pixels, ints, normal, 2, 2, torch.int32)
     yield "table: got 8 rows, wanted a square", lambda: add_grid_positions(x, torch.zeros(8, 8), ints, 2, 2)
     yield "places: got shape [4], wanted [4, 2]", lambda: add_grid_positions(x, torch.zeros(9, 8), ints[:, 0], 2, 2)
+    yield "table: got 7 rows, wanted a square", lambda: add_cubic_positions(x, torch.zeros(7, 8), ints, 2, 2)
+    yield "table: got shape [9, 7]", lambda: add_cubic_positions(x, torch.zeros(9, 7), ints, 2, 2)
     yield "bias: got shape [7], wanted [8]", lambda: layer_norm(x, w, w[:7], EPS)
     yield "x: got shape [3, 8], wanted [4, 8]", lambda: add_layer_norm(x[:3], x, w, w, EPS)
     yield "kind: got 'silu', wanted 'exact' or", lambda: gelu(x, "silu")

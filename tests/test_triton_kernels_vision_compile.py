@@ -7,6 +7,7 @@ from triton.compiler import CompiledKernel
 from covering import long
 from tercet.triton_kernels import (
     axis_turns,
+    cubic_positions,
     full_attention,
     gelu,
     grid_positions,
@@ -74,6 +75,7 @@ def test_pointwise(capability: int) -> None:
         image_patches.image_patches(pixels, places, normal, 16, 2, torch.bfloat16)
         image_patches.image_patches(pixels[:112, :112].contiguous(), places, normal, 14, 1, torch.bfloat16)
         grid_positions.add_grid_positions(x, meta(2304, 1152), places, 8, 8)
+        cubic_positions.add_cubic_positions(x, meta(576, 1152), places, 8, 8)
         layer_norm.layer_norm(x, w, w, 1e-6)
         layer_norm.add_layer_norm(x, x, w, w, 1e-6)
         for kind in gelu.KINDS:
@@ -84,7 +86,7 @@ def test_pointwise(capability: int) -> None:
         turn_rows.turn_rows(qkv, turns, 16)
         for add in (False, True):
             image_rows.place_image_rows(x, ids, x, add=add)
-    assert len(kernels) == 14
+    assert len(kernels) == 15
     for kernel in kernels:
         check(kernel, capability)
 
@@ -98,6 +100,9 @@ def test_sizes_do_not_recompile() -> None:
         ),
         lambda rows: grid_positions.add_grid_positions(
             meta(3 * rows, 64), meta(25, 64), meta(3 * rows, 2, dtype=torch.int32), rows, 3
+        ),
+        lambda rows: cubic_positions.add_cubic_positions(
+            meta(3 * rows, 64), meta(25, 64), meta(3 * rows, 2, dtype=torch.int32), 3, rows
         ),
         lambda rows: gelu.gelu(meta(rows, 64), "exact"),
         lambda rows: full_attention.full_attention(

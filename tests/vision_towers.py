@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Gemma3Config, Gemma3Model, InternVLConfig, InternVLModel, Mistral3Config, Mistral3Model
+from transformers.models.glm4v.modeling_glm4v import Glm4vVisionConfig, Glm4vVisionModel
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
     Qwen2_5_VLVisionConfig,
@@ -97,6 +98,19 @@ KINDS |= {
         {**_INTERNVIT, "norm_type": "rms_norm", "use_qk_norm": True, "use_mean_pooling": False},
     ),
 }
+_GLM = {
+    **_SHARED,
+    "hidden_size": 48,
+    "patch_size": 6,
+    "image_size": 30,
+    "out_hidden_size": OUT,
+    "intermediate_size": 52,
+    "rms_norm_eps": 1e-3,
+}
+KINDS |= {
+    "glm4v": (Glm4vVisionConfig, Glm4vVisionModel, _GLM),
+    "glm4v_moe": (Glm4vVisionConfig, Glm4vVisionModel, {**_GLM, "attention_bias": True, "image_size": 84}),
+}
 _TEXT = {"model_type": "mistral", "hidden_size": OUT, "rms_norm_eps": 1e-3}
 _INSIDE = {
     "mistral3": ("pixtral", "mistral"),
@@ -133,9 +147,10 @@ class Tower(NamedTuple):
             with torch.inference_mode():
                 return [self.model.get_image_features(tiles).pooler_output.flatten(0, 1)]
         image = Image.fromarray(pixels.cpu().numpy())
+        config = self.model.config
         prepare = Qwen2VLImageProcessorPil(
-            patch_size=self.model.config.patch_size, min_pixels=1, max_pixels=10**8,
-            image_mean=list(mean), image_std=list(deviation),
+            patch_size=config.patch_size, merge_size=config.spatial_merge_size, min_pixels=1, max_pixels=10**8,
+            temporal_patch_size=config.temporal_patch_size, image_mean=list(mean), image_std=list(deviation),
         )  # fmt: skip
         inputs = prepare(image, return_tensors="pt")
         with torch.inference_mode():

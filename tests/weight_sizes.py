@@ -7,7 +7,7 @@ from tercet.model.config import ModelConfig
 def num_in_matrices(config: ModelConfig, num_ranks: int = 1) -> int:
     """On each rank."""
     num_heads, mlp = config.num_heads // num_ranks, _of_mlp(config) * config.intermediate_size // num_ranks
-    heads, of_latents = 2 * (num_heads + config.kv_heads_per_rank(num_ranks)) * config.head_dim, 0
+    heads, of_latents = 2 * (num_heads + config.heads.of_rank(num_ranks)) * config.head_dim, 0
     if (latent := config.latent) is not None:
         query = num_heads * config.head_dim
         heads = latent.dim + (latent.q_rank or query) + num_heads * latent.value
@@ -27,4 +27,4 @@ def num_in_matrices(config: ModelConfig, num_ranks: int = 1) -> int:
 
 def _of_mlp(config: ModelConfig) -> int:
     """Matrices."""
-    return 3 if config.has_gates else 2
+    return 3 if config.activation in ("silu", "gelu") else 2

@@ -32,8 +32,9 @@ def bytes_of_pages(family: str, num_pages: int) -> int:
     """What `num_pages` pages of a tiny checkpoint's cache take in fp32, on one rank."""
     config = reference_model(checkpoint(family)).config
     types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    num_layers = sum(kind != "linear_attention" for kind in types)  # others carry states
-    return num_pages * PAGE_SIZE * 4 * num_layers * numbers_in_cache(config)
+    layers = [layer for layer, kind in enumerate(types) if kind != "linear_attention"]  # others carry states
+    each = config.per_layer_config if family.startswith("gemma4") else [config] * len(types)
+    return num_pages * PAGE_SIZE * 4 * sum(numbers_in_cache(each[layer]) for layer in layers)
 
 
 def disturbances(family: str) -> list[Any]:

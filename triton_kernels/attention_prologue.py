@@ -92,7 +92,8 @@ def _prologue_kernel(
     rows_ptr, T, num_cells, P, first_row,
     H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_REST: tl.constexpr, NORM: tl.constexpr, BEHIND: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_REST: tl.constexpr, NORM: tl.constexpr, BEHIND: tl.constexpr, NORM_VALUES: tl.constexpr,
+    HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T / TOKENS * KV_HEADS,): one program owns a kv head of some tokens and the q heads that share it.
 
@@ -136,6 +137,9 @@ def _prologue_kernel(
         )  # fmt: skip
         columns = tl.arange(0, BLOCK_D)[None, :]
         v = tl.load(k_ptrs + KV_HEADS * D + columns, mask=(tokens < T) & (columns < D), other=0.0)
+        if NORM_VALUES:
+            v = v.to(tl.float32)
+            v = (v * tl.rsqrt(tl.sum(v * v, 1)[:, None] / D + eps)).to(v_cache_ptr.dtype.element_ty)
         tl.store(v_cache_ptr + places + columns, v, mask=kept & (columns < D))
 
 
@@ -154,9 +158,11 @@ def attention_prologue(
     first_row: int = 0,
     *,
     behind: bool = False,
+    norm_values: bool = False,
 ) -> Tensor:
     """[T, (H + 2 kv heads) D] -> q [T, H, D], normed and turned; K and V go into the caches at `kv_slots_T`. Rows may
-    be parts of longer ones. `behind`: heads, of which all numbers turn, are normed when they have.
+    be parts of longer ones. `behind`: heads, of which all numbers turn, are normed when they have. `norm_values`:
+    values are normed, too, without a weight.
 
     May use `qkv_TN` as scratch. fp32 inside, rounded once. Graph-safe. `rows`: how many rows there are in truth, int32
     [1] on the device, counted from `first_row` rows ahead of these; those behind may be left as they are. It, positions
@@ -176,7 +182,7 @@ def attention_prologue(
     if not use_kernels(qkv_TN):
         return attention_prologue_reference(
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache,
-            num_q_heads, behind=behind,
+            num_q_heads, behind=behind, norm_values=norm_values,
         )  # fmt: skip
     q_THD = torch.empty(T, num_q_heads, head_dim, dtype=qkv_TN.dtype, device=qkv_TN.device)
     norm = q_norm_weight_D is not None
@@ -193,7 +199,7 @@ def attention_prologue(
             "HAS_ROWS": rows is not None, **overlap_options(qkv_TN),
         }  # fmt: skip
         block_h = next_power_of_2(num_q_heads)
-        if rotary_dim < head_dim >= _WIDE and block_h * block_d <= _MOST_AT_ONCE:
+        if rotary_dim < head_dim >= _WIDE and block_h * block_d <= _MOST_AT_ONCE and not norm_values:
             warps = min(max(block_h * block_d // 1024, 1), 8)
             partial_prologue_kernel[(T,)](
                 *tensors, BLOCK_H=block_h, BLOCK_KV=next_power_of_2(num_kv_heads), num_warps=warps, **how
@@ -202,7 +208,7 @@ def attention_prologue(
             block_g = next_power_of_2(num_q_heads // num_kv_heads)
             _prologue_kernel[(cdiv(T, _TOKENS) * num_kv_heads,)](
                 *tensors, TOKENS=_TOKENS, BLOCK_G=block_g, BLOCK_REST=next_power_of_2(max(head_dim - rotary_dim, 1)),
-                BEHIND=behind, num_warps=max(_TOKENS * block_g * block_d // 1024, 1), **how,
+                BEHIND=behind, NORM_VALUES=norm_values, num_warps=max(_TOKENS * block_g * block_d // 1024, 1), **how,
             )  # fmt: skip
     return q_THD
 
@@ -258,6 +264,7 @@ def attention_prologue_reference(
     num_q_heads: int,
     *,
     behind: bool = False,
+    norm_values: bool = False,
 ) -> Tensor:
     """The same, step by step."""
     num_kv_heads, _, head_dim = k_cache.shape[1:]
@@ -274,5 +281,7 @@ def attention_prologue_reference(
         # Without norms q and k are still side by side and turn as one.
         rotary(heads_THD[:, : num_q_heads + num_kv_heads], heads_THD[:, :0], positions_T, cos_sin_PR)
         q_THD = q_THD.contiguous()
+    if norm_values:
+        v_THD = rms_norm(v_THD.contiguous(), v_THD.new_ones(head_dim), eps)
     write_kv(k_THD, v_THD, k_cache, v_cache, kv_slots_T)
     return q_THD

@@ -1,4 +1,4 @@
-"""The gate of experts that keep it within limits, at the end of the product of gate and up.
+"""The gates of experts, at the end of the product of gate and up: of those that keep them within limits, and of others.
 
 Shape suffixes: M rows, N gate and up columns in turns, E experts, F intermediate size; 2F gate and up columns in turns.
 """
@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.matmul_epilogue import CLAMPED, gate_pairs
+from tercet.triton_kernels.gelu_and_mul import gelu
+from tercet.triton_kernels.matmul_epilogue import CLAMPED, GELU, gated
 
 
 class ClampedGate(NamedTuple):
@@ -32,14 +33,24 @@ def clamped(gate, up, limit, slope):
 
 
 @triton.jit
+def gated_by(gate, up, limit, slope, EPILOGUE: tl.constexpr):
+    """In fp32, by SiLU's gates, GELU's or CLAMPED ones."""
+    if EPILOGUE == CLAMPED:
+        y = clamped(gate, up, limit, slope)
+    elif EPILOGUE == GELU:
+        y = gelu(gate) * up
+    else:
+        y = gated(gate, up)
+    return y
+
+
+@triton.jit
 def gate_columns(
     acc_MN, limit, slope, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPILOGUE: tl.constexpr
 ):  # fmt: skip
-    """Gates of columns in turns, SiLU's or CLAMPED ones: [BLOCK_M, BLOCK_N] -> [BLOCK_M, BLOCK_N / 2]."""
-    if EPILOGUE == CLAMPED:
-        gate, up = tl.split(tl.reshape(acc_MN, (BLOCK_M, BLOCK_N // 2, 2)))
-        return clamped(gate, up, limit, slope)
-    return gate_pairs(acc_MN, BLOCK_M, BLOCK_N)
+    """The same of columns in turns: [BLOCK_M, BLOCK_N] -> [BLOCK_M, BLOCK_N / 2]."""
+    gate, up = tl.split(tl.reshape(acc_MN, (BLOCK_M, BLOCK_N // 2, 2)))
+    return gated_by(gate, up, limit, slope, EPILOGUE)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
-"""Copy whole pages of the KV cache, of all layers at once: answers to one prompt part on a page.
+"""Copy whole pages of the KV cache, of many layers at once: answers to one prompt part on a page.
 
-Knows the cache's shape, [layer, k/v, page, kv head, token, dim], or with one part in place of two; whose pages they
-are, and why, is the plan's matter.
+Knows the shape of what layers hold that hold as much, [layer, k/v, page, kv head, token, dim], or with one part in
+place of two; whose pages they are, and why, is the plan's matter.
 
 Shape suffixes: P pairs of pages.
 """

@@ -15,7 +15,7 @@ from torch import Tensor
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.cells import as_factor
 from tercet.triton_kernels.decode_work import DecodeWork
-from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
+from tercet.triton_kernels.dispatch import has_little_shared_memory, is_hopper, multiprocessors
 from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.sinks import begin_with_sinks
@@ -150,12 +150,16 @@ def launch_decode_attention(
     tile = 64 if itemsize == 2 else 32
     if (D > 128 or block_g * itemsize > 256) and not is_hopper(q_THD.device):
         tile //= 2  # others have less shared memory
+    # Of large heads a tile is so much that a third stage leaves no room for other programs.
+    large, huge = D > 128, D > 256
+    stages, warps = (2, 4) if large else (3, 2)
+    if huge:
+        tile, warps = max(tile // 2, 16), 8
+        stages = 1 if has_little_shared_memory(q_THD.device) and block_g * itemsize >= 64 else 2
     # Fixed splits may be very many: then programs take several. Else the card hands pairs to whoever is free.
     num_programs = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q_THD.device)
     if not work.fixed:
         num_programs = work.items_I8.shape[0] * kv_heads
-    # Of large heads a tile is so much that a third stage leaves no room for other programs.
-    large = D > 128
     overlap = overlap_options(q_THD)
     slopes, sinks = scoring.alibi_slopes_H, scoring.sinks_H
     _decode_kernel[(num_programs,)](
@@ -168,8 +172,8 @@ def launch_decode_attention(
         TRIES=work.tries, BLOCK_G=block_g, BLOCK_D=dot_block(D),
         PERSISTENT=work.fixed, WINDOW=scoring.window, SOFTCAP=bool(scoring.softcap),
         ALIBI=slopes is not None, SINKS=sinks is not None,
-        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=2 if large else 3,
-        num_warps=4 if large else 2, **overlap,
+        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=stages,
+        num_warps=warps, **overlap,
     )  # fmt: skip
     rows = out_THD.view(T // work.tries, work.tries * H, D)
     merge_splits(work.counts_B, work.starts_B, work.partial_IHD, work.stats_IH2, rows)

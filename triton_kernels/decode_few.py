@@ -13,16 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.attention_prologue import norm_and_turn
 from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows, load_record
 from tercet.triton_kernels.few_tiles import (
     attend_to_tile,
     hold,
     leave_part,
     load_halves,
+    load_norms,
     load_queries,
     load_tile,
+    load_turns,
     pages_of,
+    partner,
+    turn_heads,
 )
 from tercet.triton_kernels.merge_parts import add_all_parts
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
@@ -42,8 +45,8 @@ _SIZES = ["B", "M", "P", "num_pages"]
 def _add_newest(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, stats_ptr,
     eps, unit, M, P, num_pages,
-    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_G: tl.constexpr,
-    NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_G: tl.constexpr, NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A row's newest token and one kv head: its key and value into the cache, and its scores."""
     HALF: tl.constexpr = D // 2
@@ -60,21 +63,25 @@ def _add_newest(
     if shifts_ptr is not None:
         turn += tl.load(shifts_ptr + slot)
     turn = tl.minimum(tl.maximum(turn, 0), P - 1)  # a row that is done has its slot's shift
-    cos, sin = load_halves(cos_sin_ptr + turn.to(tl.int64) * D, columns, HALF)
-    q_norm0, q_norm1 = load_halves(q_norm_ptr, columns, HALF)
-    k_norm0, k_norm1 = load_halves(k_norm_ptr, columns, HALF)
+    cos, sin = load_turns(cos_sin_ptr + turn.to(tl.int64) * R, columns, HALF, R)
+    q_norm0, q_norm1, q_norm2 = load_norms(q_norm_ptr, columns, HALF, R)
+    k_norm0, k_norm1, k_norm2 = load_norms(k_norm_ptr, columns, HALF, R)
     wait_for_previous(PDL)
     if known >= 0:
-        heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
+        heads_ptr = qkv_ptr + row * ROW
         k0, k1 = load_halves(heads_ptr + (H + head) * D, columns, HALF)
+        partners = k0
+        if R < D:
+            partners = tl.load(heads_ptr + (H + head) * D + partner(columns, R), mask=columns < R, other=0.0)
+            partners = partners.to(tl.float32)
         v = tl.load(heads_ptr + (H + KV_HEADS + head) * D + numbers).to(v_ptr.dtype.element_ty)
         cell: tl.constexpr = k_ptr.dtype.element_ty
         q0, q1 = load_queries(
-            heads_ptr + head * G * D, q_norm0, q_norm1, cos[None, :], sin[None, :], eps, G, D, G, BLOCK_G, HALF, NORM,
-            cell,
+            heads_ptr + head * G * D, q_norm0, q_norm1, q_norm2, cos[None, :], sin[None, :], eps, G, ROW, G, BLOCK_G,
+            HALF, R, NORM, cell,
         )  # fmt: skip
         squares = tl.sum(k0 * k0 + k1 * k1, 0)
-        k0, k1 = norm_and_turn(k0, k1, squares, k_norm0, k_norm1, cos, sin, eps, D, NORM)
+        k0, k1 = turn_heads(k0, k1, partners, squares, k_norm0, k_norm1, k_norm2, cos, sin, eps, HALF, R, NORM)
         key0 = k0.to(cell)
         key1 = k1.to(cell)
         place = ((page * KV_HEADS + head) * PAGE + at % PAGE) * D
@@ -93,8 +100,8 @@ def _add_newest(
 def few_rows_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, workers_ptr,
     part_ptr, stats_ptr, eps, scale, B, M, P, num_pages,
-    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_G: tl.constexpr, NUM_WORKERS: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_G: tl.constexpr, NUM_WORKERS: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr,
     WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B KV_HEADS + NUM_WORKERS,): newest tokens, then stretches of old ones; each leaves a part to be merged.
@@ -110,7 +117,7 @@ def few_rows_kernel(
     if worker < 0:
         _add_newest(
             qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, stats_ptr,
-            eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, BLOCK_G, NUM_WORKERS, ROW_WORDS, NORM, PDL,
+            eps, unit, M, P, num_pages, H, KV_HEADS, ROW, D, R, PAGE, BLOCK_G, NUM_WORKERS, ROW_WORDS, NORM, PDL,
         )  # fmt: skip
         return
     record_ptr = workers_ptr + worker * WORKER_WORDS
@@ -124,14 +131,14 @@ def few_rows_kernel(
     turn = known
     if shifts_ptr is not None:
         turn += tl.load(shifts_ptr + slot)
-    cos_ptr = cos_sin_ptr + tl.minimum(turn, P - 1).to(tl.int64) * D
-    first_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + head * G) * D
+    cos_ptr = cos_sin_ptr + tl.minimum(turn, P - 1).to(tl.int64) * R
+    first_ptr = qkv_ptr + row * ROW + head * G * D
     largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     weight = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((D, BLOCK_G), tl.float32)
     for tile in tl.range(begin, end, num_stages=1):
-        cos, sin = load_halves(cos_ptr, columns, HALF)
-        norm0, norm1 = load_halves(q_norm_ptr, columns, HALF)
+        cos, sin = load_turns(cos_ptr, columns, HALF, R)
+        norm0, norm1, norm2 = load_norms(q_norm_ptr, columns, HALF, R)
         inside = tile * TILE + tokens < tl.where((pages >= 0) & (pages < num_pages), known, 0)
         if WINDOW > 0:
             inside &= tile * TILE + tokens >= first_seen(known, WINDOW)
@@ -143,7 +150,7 @@ def few_rows_kernel(
         # the queries come from near by once more: code for the first tile alone would cost more.
         wait_for_previous(PDL)
         q0, q1 = load_queries(
-            first_ptr, norm0, norm1, cos[None, :], sin[None, :], eps, G, D, G, BLOCK_G, HALF, NORM,
+            first_ptr, norm0, norm1, norm2, cos[None, :], sin[None, :], eps, G, ROW, G, BLOCK_G, HALF, R, NORM,
             k_ptr.dtype.element_ty,
         )  # fmt: skip
         seen = tile * TILE + tokens < known
@@ -156,8 +163,8 @@ def few_rows_kernel(
 @triton.jit
 def few_rows_merge_kernel(
     qkv_ptr, v_ptr, sinks_ptr, rows_ptr, part_ptr, stats_ptr, out_ptr,
-    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_I: tl.constexpr,
-    NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_I: tl.constexpr, NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B KV_HEADS, G, D / COLUMNS): one program merges, in order, the newest token and the parts of one q head,
     and counts its sink, if it has one.
@@ -180,7 +187,7 @@ def few_rows_merge_kernel(
     if sinks_ptr is not None:
         sink = load_sinks(sinks_ptr, head * G + tl.program_id(1), alive)
     wait_for_previous(PDL)
-    value_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + H + KV_HEADS + head) * D
+    value_ptr = qkv_ptr + row * ROW + (H + KV_HEADS + head) * D
     value = tl.load(value_ptr + columns, mask=(columns < D) & alive, other=0.0)
     acc = value.to(v_ptr.dtype.element_ty).to(tl.float32)  # as the cache has it
     largest = tl.load(stats_ptr + ((NUM_WORKERS + pair) * G + tl.program_id(1)) * 2, mask=alive, other=0.0)
@@ -194,7 +201,7 @@ def few_rows_merge_kernel(
 
 
 def launch_few_rows(
-    qkv_BN: Tensor, cos_sin_PD: Tensor, shifts_S: Tensor | None, q_norm_weight_D: Tensor | None,
+    qkv_BN: Tensor, cos_sin_PR: Tensor, shifts_S: Tensor | None, q_norm_weight_D: Tensor | None,
     k_norm_weight_D: Tensor | None, eps: float, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, few: FewRows,
     num_q_heads: int, scale: float, sinks_H: Tensor | None, out_BHD: Tensor,
 ) -> None:  # fmt: skip
@@ -203,15 +210,16 @@ def launch_few_rows(
     B, group, norm = out_BHD.shape[0], num_q_heads // num_kv_heads, q_norm_weight_D is not None
     overlap = overlap_options(qkv_BN)
     few_rows_kernel[(B * num_kv_heads + few.num_workers,)](
-        qkv_BN, q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, shifts_S,
+        qkv_BN, q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PR, shifts_S,
         k_cache, v_cache, page_table_SM, few.rows_B4, few.workers_W8, few.part_IGD, few.stats_IG2, eps, scale, B,
-        page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
-        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, TILE=few.tile,
-        BLOCK_G=next_power_of_2(group), NUM_WORKERS=few.num_workers, WINDOW=few.window, ROW_WORDS=ROW_WORDS,
-        WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS, **overlap,
+        page_table_SM.shape[1], cos_sin_PR.shape[0], num_pages,
+        H=num_q_heads, KV_HEADS=num_kv_heads, ROW=qkv_BN.stride(0), D=head_dim, R=cos_sin_PR.shape[1], PAGE=page_size,
+        TILE=few.tile, BLOCK_G=next_power_of_2(group), NUM_WORKERS=few.num_workers, WINDOW=few.window,
+        ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS, **overlap,
     )  # fmt: skip
     few_rows_merge_kernel[(B * num_kv_heads, group, head_dim // _MERGED_COLUMNS)](
         qkv_BN, v_cache, sinks_H, few.rows_B4, few.part_IGD, few.stats_IG2, out_BHD,
-        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, COLUMNS=_MERGED_COLUMNS, BLOCK_I=_MERGED_PARTS,
+        H=num_q_heads, KV_HEADS=num_kv_heads, ROW=qkv_BN.stride(0), D=head_dim, COLUMNS=_MERGED_COLUMNS,
+        BLOCK_I=_MERGED_PARTS,
         NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS, num_warps=_MERGE_WARPS, **overlap,
     )  # fmt: skip

@@ -10,15 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from tercet.triton_kernels.decode_pair import (
-    attend_tile,
-    begin_pair,
-    fetch,
-    make_ring,
-    page_of,
-    store_part,
-    store_whole,
-)
+from tercet.triton_kernels.decode_newest import begin_pair, page_of
+from tercet.triton_kernels.decode_pair import attend_tile, fetch, make_ring, store_part, store_whole
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 from tercet.triton_kernels.windows import first_tile
 
@@ -56,8 +49,9 @@ def _next_tile(
 def fixed_decode_kernel(
     k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr,
     splits_ptr, num_splits_ptr, starts_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, M, P, num_pages,
-    H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, SPLIT: gl.constexpr,
-    STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
+    H: gl.constexpr, KV_HEADS: gl.constexpr, ROW: gl.constexpr, D: gl.constexpr, R: gl.constexpr, PAGE: gl.constexpr,
+    SPLIT: gl.constexpr, STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_WORKERS,), one warp each."""
     TILE: gl.constexpr = k_desc.block_shape[2]
@@ -115,7 +109,7 @@ def fixed_decode_kernel(
         is_last = end * TILE >= known
         q0, q1, acc0, acc1, largest, weight = begin_pair(
             qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row,
-            slot, known, head, is_last, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
+            slot, known, head, is_last, eps, unit, M, P, num_pages, H, KV_HEADS, ROW, D, R, PAGE, TILE, NORM, PDL,
         )  # fmt: skip
         for at in range(begin, end):
             stage = count % STAGES

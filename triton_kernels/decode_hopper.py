@@ -3,22 +3,16 @@
 A worker is one warp, with an equal stretch of the line of all tiles. The copy engine fills its ring of tiles, over the
 ends of rows and heads too, and begins before the kernel ahead has ended: old keys and values are there already.
 
-Shape suffixes: D head size; a row's heads are q heads, then k heads, then v heads.
+Shape suffixes: D head size; a row's heads are q heads, then k heads, then v heads. ROW is what a row has, R how many of
+a head's numbers turn.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from tercet.triton_kernels.decode_pair import (
-    attend_tile,
-    begin_pair,
-    fetch,
-    make_ring,
-    page_of,
-    store_part,
-    store_whole,
-)
+from tercet.triton_kernels.decode_newest import begin_pair, page_of
+from tercet.triton_kernels.decode_pair import attend_tile, fetch, make_ring, store_part, store_whole
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 from tercet.triton_kernels.windows import first_tile
 
@@ -68,8 +62,8 @@ def _clear_dead(lengths_ptr, out_ptr, worker, B, SIZE: gl.constexpr, NUM_WORKERS
 def hopper_decode_kernel(
     k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr,
     rows_ptr, workers_ptr, lengths_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, B, M, P, num_pages,
-    H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
-    NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
+    H: gl.constexpr, KV_HEADS: gl.constexpr, ROW: gl.constexpr, D: gl.constexpr, R: gl.constexpr, PAGE: gl.constexpr,
+    STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_WORKERS,), one warp each: a worker walks over its stretch of tiles."""
     TILE: gl.constexpr = k_desc.block_shape[2]
@@ -118,7 +112,7 @@ def hopper_decode_kernel(
         stop = gl.minimum(tiles, tile + left)
         q0, q1, acc0, acc1, largest, weight = begin_pair(
             qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row,
-            slot, known, head, stop == tiles, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
+            slot, known, head, stop == tiles, eps, unit, M, P, num_pages, H, KV_HEADS, ROW, D, R, PAGE, TILE, NORM, PDL,
         )  # fmt: skip
         for at in range(tile, stop):
             stage = count % STAGES

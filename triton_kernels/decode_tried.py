@@ -13,16 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.attention_prologue import norm_and_turn
 from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows, load_record
 from tercet.triton_kernels.few_tiles import (
     attend_to_tile,
     hold,
     leave_part,
-    load_halves,
+    load_norms,
     load_queries,
     load_tile,
+    load_turns,
     pages_of,
+    partner,
+    turn_heads,
 )
 from tercet.triton_kernels.merge_parts import add_all_parts
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
@@ -39,24 +41,23 @@ _SIZES = ["B", "M", "P", "num_pages", "num_workers"]
 
 
 @triton.jit
-def _load_turns(cos_sin_ptr, positions, P, D: tl.constexpr):
+def _turns_at(cos_sin_ptr, positions, P, D: tl.constexpr, R: tl.constexpr):
     """Cosines and sines of some positions."""
-    places = tl.minimum(positions, P - 1).to(tl.int64) * D
-    return load_halves(cos_sin_ptr + places[:, None], tl.arange(0, D // 2)[None, :], D // 2)
+    places = tl.minimum(positions, P - 1).to(tl.int64) * R
+    return load_turns(cos_sin_ptr + places[:, None], tl.arange(0, D // 2)[None, :], D // 2, R)
 
 
 @triton.jit
 def _attend_to_newest(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, lengths_ptr,
     part_ptr, stats_ptr, eps, unit, M, P, num_pages, num_workers,
-    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr, NORM: tl.constexpr,
-    PDL: tl.constexpr,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr,
+    NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A slot's newest tokens and one kv head: their keys and values into the cache, and what they see of each other."""
     HALF: tl.constexpr = D // 2
     G: tl.constexpr = H // KV_HEADS
-    ROW: tl.constexpr = (H + 2 * KV_HEADS) * D
     cell: tl.constexpr = k_ptr.dtype.element_ty
     index = (tl.program_id(0) // KV_HEADS).to(tl.int64)
     head = tl.program_id(0) % KV_HEADS
@@ -74,24 +75,33 @@ def _attend_to_newest(
     if shifts_ptr is not None:
         turn += tl.load(shifts_ptr + slot)
     turn = tl.maximum(turn, 0)
-    k_cos, k_sin = _load_turns(cos_sin_ptr, turn + tokens, P, D)
-    q_cos, q_sin = _load_turns(cos_sin_ptr, turn + own, P, D)
-    q_norm0, q_norm1 = load_halves(q_norm_ptr, columns, HALF)
-    k_norm0, k_norm1 = load_halves(k_norm_ptr, columns, HALF)
+    k_cos, k_sin = _turns_at(cos_sin_ptr, turn + tokens, P, D, R)
+    q_cos, q_sin = _turns_at(cos_sin_ptr, turn + own, P, D, R)
+    q_norm0, q_norm1, q_norm2 = load_norms(q_norm_ptr, columns, HALF, R)
+    k_norm0, k_norm1, k_norm2 = load_norms(k_norm_ptr, columns, HALF, R)
     wait_for_previous(PDL)
     if known >= 0:
         first_ptr = qkv_ptr + index * (N * ROW)
-        k_ptrs = first_ptr + (H + head) * D + tokens[:, None] * ROW + columns[None, :]
+        key_ptrs = first_ptr + (H + head) * D + tokens[:, None] * ROW
+        k_ptrs = key_ptrs + columns[None, :]
         v_ptrs = first_ptr + (H + KV_HEADS + head) * D + tokens[:, None] * ROW + numbers[None, :]
         k0 = tl.load(k_ptrs, mask=tried[:, None], other=0.0).to(tl.float32)
         k1 = tl.load(k_ptrs + HALF, mask=tried[:, None], other=0.0).to(tl.float32)
         v = tl.load(v_ptrs, mask=tried[:, None], other=0.0)
+        partners = k0
+        if R < D:
+            turning = tried[:, None] & (columns < R)[None, :]
+            partners = tl.load(key_ptrs + partner(columns, R)[None, :], mask=turning, other=0.0).to(tl.float32)
         q0, q1 = load_queries(
-            first_ptr + head * (G * D), q_norm0, q_norm1, q_cos, q_sin, eps, G, ROW, N * G, BLOCK_C, HALF, NORM, cell
+            first_ptr + head * (G * D), q_norm0, q_norm1, q_norm2, q_cos, q_sin, eps, G, ROW, N * G, BLOCK_C, HALF, R,
+            NORM, cell,
         )  # fmt: skip
         v = hold(v, PDL).to(cell)  # or the compiler waits for it before it asks for queries
         squares = tl.sum(k0 * k0 + k1 * k1, 1)[:, None]
-        k0, k1 = norm_and_turn(k0, k1, squares, k_norm0[None, :], k_norm1[None, :], k_cos, k_sin, eps, D, NORM)
+        k0, k1 = turn_heads(
+            k0, k1, partners, squares, k_norm0[None, :], k_norm1[None, :], k_norm2[None, :], k_cos, k_sin, eps, HALF, R,
+            NORM,
+        )  # fmt: skip
         key0 = k0.to(cell)
         key1 = k1.to(cell)
         places = (((pages * KV_HEADS + head) * PAGE + at % PAGE) * D)[:, None]
@@ -115,9 +125,9 @@ def _attend_to_newest(
 def tried_rows_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, workers_ptr,
     lengths_ptr, part_ptr, stats_ptr, eps, scale, B, M, P, num_pages, num_workers,
-    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, N: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr,
-    WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
+    TILE: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr,
+    ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B KV_HEADS + num_workers,): newest tokens, then stretches of old ones; each leaves a part to be merged.
 
@@ -125,15 +135,14 @@ def tried_rows_kernel(
     """
     HALF: tl.constexpr = D // 2
     G: tl.constexpr = H // KV_HEADS
-    ROW: tl.constexpr = (H + 2 * KV_HEADS) * D
     unit = scale * _LOG2_E
     let_next_start(PDL)
     worker = tl.program_id(0) - B * KV_HEADS
     if worker < 0:
         _attend_to_newest(
             qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr,
-            lengths_ptr, part_ptr, stats_ptr, eps, unit, M, P, num_pages, num_workers, H, KV_HEADS, D, PAGE, N, BLOCK_N,
-            BLOCK_C, WINDOW, ROW_WORDS, NORM, PDL,
+            lengths_ptr, part_ptr, stats_ptr, eps, unit, M, P, num_pages, num_workers, H, KV_HEADS, ROW, D, R, PAGE, N,
+            BLOCK_N, BLOCK_C, WINDOW, ROW_WORDS, NORM, PDL,
         )  # fmt: skip
         return
     record_ptr = workers_ptr + worker * WORKER_WORDS
@@ -153,8 +162,8 @@ def tried_rows_kernel(
     weight = tl.zeros((BLOCK_C,), tl.float32)
     acc = tl.zeros((D, BLOCK_C), tl.float32)
     for tile in tl.range(begin, end, num_stages=1):
-        cos, sin = _load_turns(cos_sin_ptr, turn, P, D)
-        norm0, norm1 = load_halves(q_norm_ptr, columns, HALF)
+        cos, sin = _turns_at(cos_sin_ptr, turn, P, D, R)
+        norm0, norm1, norm2 = load_norms(q_norm_ptr, columns, HALF, R)
         inside = tile * TILE + tokens < tl.where((pages >= 0) & (pages < num_pages), known, 0)
         if WINDOW > 0:
             inside &= tile * TILE + tokens >= first_seen(known, WINDOW)
@@ -165,7 +174,8 @@ def tried_rows_kernel(
         # Up to here nothing was read that the kernel ahead writes.
         wait_for_previous(PDL)
         q0, q1 = load_queries(
-            first_ptr, norm0, norm1, cos, sin, eps, G, ROW, N * G, BLOCK_C, HALF, NORM, k_ptr.dtype.element_ty
+            first_ptr, norm0, norm1, norm2, cos, sin, eps, G, ROW, N * G, BLOCK_C, HALF, R, NORM,
+            k_ptr.dtype.element_ty,
         )  # fmt: skip
         seen = (tile * TILE + tokens < known)[:, None]
         if WINDOW > 0:
@@ -218,7 +228,7 @@ def tried_rows_merge_kernel(
 
 
 def launch_tried_rows(
-    qkv_TN: Tensor, cos_sin_PD: Tensor, shifts_S: Tensor | None, q_norm_weight_D: Tensor | None,
+    qkv_TN: Tensor, cos_sin_PR: Tensor, shifts_S: Tensor | None, q_norm_weight_D: Tensor | None,
     k_norm_weight_D: Tensor | None, eps: float, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, few: FewRows,
     num_q_heads: int, scale: float, sinks_H: Tensor | None, out_THD: Tensor,
 ) -> None:  # fmt: skip
@@ -229,11 +239,12 @@ def launch_tried_rows(
     overlap = overlap_options(qkv_TN)
     sizes = {"H": num_q_heads, "KV_HEADS": num_kv_heads, "D": head_dim, "N": tries}
     tried_rows_kernel[(B * num_kv_heads + few.num_workers,)](
-        qkv_TN, q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, cos_sin_PD, shifts_S,
+        qkv_TN, q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, cos_sin_PR, shifts_S,
         k_cache, v_cache, page_table_SM, few.rows_B4, few.workers_W8, few.lengths_T, few.part_IGD, few.stats_IG2, eps,
-        scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages, few.num_workers,
-        PAGE=page_size, TILE=few.tile, BLOCK_N=dot_block(tries), BLOCK_C=next_power_of_2(queries), WINDOW=few.window,
-        ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS, **sizes, **overlap,
+        scale, B, page_table_SM.shape[1], cos_sin_PR.shape[0], num_pages, few.num_workers,
+        ROW=qkv_TN.stride(0), R=cos_sin_PR.shape[1], PAGE=page_size, TILE=few.tile, BLOCK_N=dot_block(tries),
+        BLOCK_C=next_power_of_2(queries), WINDOW=few.window, ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, NORM=norm,
+        num_warps=_NUM_WARPS, **sizes, **overlap,
     )  # fmt: skip
     tried_rows_merge_kernel[(B * num_kv_heads, queries, head_dim // _MERGED_COLUMNS)](
         sinks_H, few.rows_B4, few.lengths_T, few.part_IGD, few.stats_IG2, out_THD, few.num_workers,

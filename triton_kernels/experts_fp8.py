@@ -12,11 +12,12 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tercet.triton_kernels.clamped_gate import gate_columns
 from tercet.triton_kernels.dispatch import multiprocessors
 from tercet.triton_kernels.expert_work import ExpertWork
 from tercet.triton_kernels.experts_hopper import experts_hopper_kernel, out_layout, send
 from tercet.triton_kernels.gather_rows import gather_stages, make_gathered_ring
-from tercet.triton_kernels.matmul_epilogue import GATE, gate_pairs
+from tercet.triton_kernels.matmul_epilogue import is_gate
 from tercet.triton_kernels.matmul_fp8 import OWN, SIZE, add_scaled, begin, end, stage_scales
 from tercet.triton_kernels.matmul_hopper import sums_layout
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
@@ -39,7 +40,7 @@ def _multiply(
     """One warp group: half of each tile's places, in the ring from ROW on, from the first product to the store."""
     BLOCK_N: gl.constexpr = w_ring.shape[1]
     SUMS: gl.constexpr = sums_layout(BLOCK_N, 8)
-    WIDTH: gl.constexpr = BLOCK_N // 2 if EPILOGUE == GATE else BLOCK_N
+    WIDTH: gl.constexpr = BLOCK_N // 2 if is_gate(EPILOGUE) else BLOCK_N
     OUT: gl.constexpr = out_layout(WIDTH)
     num_n: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     num_k: gl.constexpr = K // SIZE
@@ -63,8 +64,9 @@ def _multiply(
                 acc = add_scaled(acc, part, of_rows, even, odd)
                 count += 1
             pairs = gl.load(of_tile + gl.arange(0, OWN, gl.SliceLayout(1, OUT)))
-            if EPILOGUE == GATE:
-                send(gate_pairs(acc, OWN, BLOCK_N), staging, out_ptr, pairs, column // 2, N // 2)
+            if is_gate(EPILOGUE):
+                y = gate_columns(acc, 0.0, 0.0, OWN, BLOCK_N, EPILOGUE)
+                send(y, staging, out_ptr, pairs, column // 2, N // 2)
             else:
                 send(acc, staging, out_ptr, pairs, column, N)
 
@@ -78,7 +80,7 @@ def experts_fp8_kernel(
     """Grid (programs,): one program a multiprocessor walks over output tiles, of BLOCK_M places by as many columns as
     `w_desc` has rows in a block, those of an expert that are there."""
     x_ring, w_ring, free, full = make_gathered_ring(x_ptr, w_desc, X_LAYOUT, BLOCK_M, SIZE, STAGES, 1, 2)
-    shape: gl.constexpr = [OWN, w_desc.block_shape[0] // 2 if EPILOGUE == GATE else w_desc.block_shape[0]]
+    shape: gl.constexpr = [OWN, w_desc.block_shape[0] // 2 if is_gate(EPILOGUE) else w_desc.block_shape[0]]
     staging0 = gl.allocate_shared_memory(out_ptr.dtype.element_ty, shape, OUT_LAYOUT)
     staging1 = gl.allocate_shared_memory(out_ptr.dtype.element_ty, shape, OUT_LAYOUT)
     let_next_start(PDL)

@@ -18,27 +18,80 @@ def load_halves(ptr, columns, HALF: tl.constexpr):
 
 
 @triton.jit
+def partner(columns, R: tl.constexpr):
+    """Of numbers that turn within the first R, where the one is that each turns with."""
+    return (columns + R // 2) % R
+
+
+@triton.jit
+def load_turns(ptrs, columns, HALF: tl.constexpr, R: tl.constexpr):
+    """Cosines and sines of a head's first half. Where few numbers turn, sines have the signs that partners get, and
+    what does not turn has ones and zeros."""
+    if R == 2 * HALF:
+        cos, sin = load_halves(ptrs, columns, HALF)
+    else:
+        cos = tl.load(ptrs + columns % (R // 2), mask=columns < R, other=1.0)
+        sin = tl.load(ptrs + R // 2 + columns % (R // 2), mask=columns < R, other=0.0)
+        sin = tl.where(columns < R // 2, -sin, sin)
+    return cos, sin
+
+
+@triton.jit
+def load_norms(ptr, columns, HALF: tl.constexpr, R: tl.constexpr):
+    """The weights of a head's halves, and of partners, where few numbers turn."""
+    norm0, norm1 = load_halves(ptr, columns, HALF)
+    partners = norm0
+    if R < 2 * HALF:
+        partners = tl.load(ptr + partner(columns, R), mask=columns < R, other=0.0).to(tl.float32)
+    return norm0, norm1, partners
+
+
+@triton.jit
+def turn_heads(
+    x, y, partners, squares, norm0, norm1, norm2, cos, sin, eps, HALF: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr
+):
+    """Heads in two halves, normed and turned by their position; fp32, to be rounded once. `partners`: what numbers of
+    the first half turn with, where no others turn."""
+    if R == 2 * HALF:
+        x, y = norm_and_turn(x, y, squares, norm0, norm1, cos, sin, eps, 2 * HALF, NORM)
+    else:
+        if NORM:
+            inverse = tl.rsqrt(squares / (2 * HALF) + eps)
+            x *= inverse * norm0
+            y *= inverse * norm1
+            partners *= inverse * norm2
+        x = x * cos + partners * sin
+    return x, y
+
+
+@triton.jit
 def load_queries(
-    first_ptr, norm0, norm1, cos, sin, eps,
-    G: tl.constexpr, ROW: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    CELL: tl.constexpr,
+    first_ptr, norm0, norm1, norm2, cos, sin, eps,
+    G: tl.constexpr, ROW: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, HALF: tl.constexpr, R: tl.constexpr,
+    NORM: tl.constexpr, CELL: tl.constexpr,
 ):  # fmt: skip
     """C queries, G of each token, whose row has ROW numbers: normed, turned and rounded, in two halves, [C, HALF]."""
     queries = tl.arange(0, BLOCK_C)[:, None]
-    ptrs = first_ptr + queries * (2 * HALF) + tl.arange(0, HALF)[None, :]
+    columns = tl.arange(0, HALF)[None, :]
+    ptrs = first_ptr + queries * (2 * HALF)
     if C > G:
         ptrs += queries // G * (ROW - 2 * G * HALF)
     if BLOCK_C == C:
-        x = tl.load(ptrs)
-        y = tl.load(ptrs + HALF)
+        x = tl.load(ptrs + columns)
+        y = tl.load(ptrs + columns + HALF)
     else:
-        x = tl.load(ptrs, mask=queries < C, other=0.0)
-        y = tl.load(ptrs + HALF, mask=queries < C, other=0.0)
+        x = tl.load(ptrs + columns, mask=queries < C, other=0.0)
+        y = tl.load(ptrs + columns + HALF, mask=queries < C, other=0.0)
     dtype = x.dtype
     x = x.to(tl.float32)
     y = y.to(tl.float32)
+    partners = x
+    if R < 2 * HALF:
+        partners = tl.load(ptrs + partner(columns, R), mask=(queries < C) & (columns < R), other=0.0).to(tl.float32)
     squares = tl.sum(x * x + y * y, 1)[:, None]
-    x, y = norm_and_turn(x, y, squares, norm0[None, :], norm1[None, :], cos, sin, eps, 2 * HALF, NORM)
+    x, y = turn_heads(
+        x, y, partners, squares, norm0[None, :], norm1[None, :], norm2[None, :], cos, sin, eps, HALF, R, NORM
+    )
     return as_factor(x, dtype, CELL), as_factor(y, dtype, CELL)
 
 

@@ -5,8 +5,8 @@ serves it: one made for bandwidth, one for few rows, one for few rows of several
 fixed positions, so that a row's bits are its own.
 
 Shape suffixes: B decode rows, or their new tokens, T, where each has several, N = q heads + 2 kv heads times head size,
-H q heads, D head size, S slots, M pages of a slot, P positions; caches are of one layer, [page, kv head, token of the
-page, D].
+H q heads, D head size, S slots, M pages of a slot, P positions, R how many of a head's numbers turn; caches are of one
+layer, [page, kv head, token of the page, D].
 """
 
 import torch
@@ -41,14 +41,20 @@ from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.tiles import hopper_descriptor
 from tercet.triton_kernels.windows import most_tiles
 
+_HEADS = (64, 128, 256)
+"""Numbers of heads that are fused."""
 _TILE_BYTES = 64
-"""Of one of the numbers that a token has: tiles of 32 tokens, in FP8 of 64."""
+"""Of one of the numbers that a token has: tiles of 32 tokens, in FP8 of 64; of heads of 256 numbers half of that."""
 _RING_BYTES = 48 * 1024
 """Keys and values that are on their way to a worker: three tiles, or six of heads of 64 numbers."""
+_PIECE = 64
+"""Numbers of 16 bits of a head that the copy engine brings in one piece, at most."""
 _WORKERS_PER_MULTIPROCESSOR = 4
 _MERGED_PARTS, _MERGE_WARPS = 8, 1
 _MOST_HEADS = 16
 """Q heads of one kv head: columns of a matrix product."""
+_MOST_NUMBERS = 16 * 128
+"""Of their queries: more do not fit registers."""
 
 _FEW_ROWS = 1
 """Up to here the kernel for few rows, if nothing is known of their length: two to four it serves faster while they are
@@ -78,10 +84,11 @@ def can_fuse_decode(
     few rows knows: there may not be many, nor `LONG` ones, but for what little a window lets them see.
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
-    fits = head_dim in (64, 128) and rotary_dim == head_dim and page_size % 32 == 0
-    fits = fits and k_cache.dtype.itemsize <= 2 and num_q_heads // num_kv_heads <= _MOST_HEADS
+    group = num_q_heads // num_kv_heads
+    fits = head_dim in _HEADS and _turns(rotary_dim, head_dim) and page_size % 32 == 0
+    fits = fits and k_cache.dtype.itemsize <= 2 and group <= min(_MOST_HEADS, _MOST_NUMBERS // head_dim)
     if tries > 1:
-        fits = fits and tries * num_q_heads // num_kv_heads * head_dim <= _MOST_TRIED
+        fits = fits and tries * group * head_dim <= _MOST_TRIED
         fits = fits and (_see_few(num_rows, scoring.window) or (num_rows <= _FEW_TRIED and longest < LONG))
     fits = fits and not scoring.softcap and scoring.alibi_slopes_H is None and scoring.window != 1
     return fits and is_hopper(k_cache.device)
@@ -113,7 +120,7 @@ def plan_fused_decode(
     check_indices("page_table", page_table_SM, k_cache, None, None)
     num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
     max_tokens = page_table_SM.shape[1] * page_size
-    tile = min(_TILE_BYTES // k_cache.dtype.itemsize, page_size)
+    tile = min(_TILE_BYTES // k_cache.dtype.itemsize // max(head_dim // 128, 1), page_size)
     if lengths_T is not None:
         check_indices("lengths", lengths_T, k_cache, num_rows * tries)
     if deterministic:
@@ -125,11 +132,12 @@ def plan_fused_decode(
     if tries > 1 or _see_few(num_rows, window) or (longest < LONG and (longest or num_rows <= _FEW_ROWS)):
         # No more than there can be tiles: until those that find nothing to do have gone, the kernels behind have no
         # room to load their weights.
-        num_tiles = num_rows * num_kv_heads * most_tiles(longest or max_tokens, _FEW_TILE, window)
+        few_tile = _FEW_TILE // max(head_dim // 128, 1)
+        num_tiles = num_rows * num_kv_heads * most_tiles(longest or max_tokens, few_tile, window)
         num_workers = min(num_workers, num_tiles)
         few = make_few_rows(
             decode_lengths_B if lengths_T is None else lengths_T, num_workers, num_q_heads, num_kv_heads, head_dim,
-            _FEW_TILE, window=window, tries=tries,
+            few_tile, window=window, tries=tries,
         )  # fmt: skip
         plan_few_rows(decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
         return few
@@ -143,7 +151,7 @@ def plan_fused_decode(
 
 def fused_decode_attention(
     qkv_BN: Tensor,
-    cos_sin_PD: Tensor,
+    cos_sin_PR: Tensor,
     q_norm_weight_D: Tensor | None,
     k_norm_weight_D: Tensor | None,
     eps: float,
@@ -159,51 +167,57 @@ def fused_decode_attention(
 ) -> None:
     """[B, (H + 2 kv heads) D] -> `out_BHD`; K and V of row b go to position length - 1 of its slot.
 
-    Rows of length 0 give zeros and write nothing; so do those that are no tokens where a plan is for several of each,
-    behind each other. Softmax and norms in fp32; q and k are rounded once, as the prologue rounds them. `sinks_H`: see
-    `Scoring`. `shifts_S`: how much further each slot's tokens are turned than they are counted. Graph-safe. Keys of
-    earlier steps, page tables and shares are read before the wait: between what wrote them and this there must be a
-    kernel that is launched without overlap (see overlap.py).
+    Rows may be parts of longer ones. Those of length 0 give zeros and write nothing; so do those that are no tokens
+    where a plan is for several of each, behind each other. Softmax and norms in fp32; q and k are rounded once, as the
+    prologue rounds them. `sinks_H`: see `Scoring`. `shifts_S`: how much further each slot's tokens are turned than they
+    are counted. Graph-safe. Keys of earlier steps, page tables and shares are read before the wait: between what wrote
+    them and this there must be a kernel that is launched without overlap (see overlap.py).
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     B, group = out_BHD.shape[0], num_q_heads // num_kv_heads
-    check_contiguous("qkv", qkv_BN)
+    check_contiguous("a row of qkv", qkv_BN[:1])
     check_shape("qkv", qkv_BN, B, (num_q_heads + 2 * num_kv_heads) * head_dim)
     check_same("out", out_BHD, qkv_BN)
     check_shape("out", out_BHD, B, num_q_heads, head_dim)
-    check_shape("cos_sin", cos_sin_PD, None, head_dim)
-    check_heads(qkv_BN, cos_sin_PD, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache)
+    if not _turns(cos_sin_PR.shape[-1], head_dim):
+        wanted = f"[positions, {head_dim}, or {head_dim // 2} at most]"
+        raise ValueError(f"cos_sin: got shape {list(cos_sin_PR.shape)}, wanted {wanted}")
+    check_heads(qkv_BN, cos_sin_PR, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache)
     check_indices("page_table", page_table_SM, qkv_BN, None, None)
     if sinks_H is not None:
         check_of_heads("sinks", sinks_H, num_q_heads, qkv_BN)
     if isinstance(shares, FewRows):
         launch = launch_few_rows if shares.tries == 1 else launch_tried_rows
         launch(
-            qkv_BN, cos_sin_PD, shifts_S, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM,
+            qkv_BN, cos_sin_PR, shifts_S, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM,
             shares, num_q_heads, scale, sinks_H, out_BHD,
         )  # fmt: skip
         return
     check_shape("lengths", shares.lengths_B, B)
     norm = q_norm_weight_D is not None
+    sizes = {
+        "H": num_q_heads, "KV_HEADS": num_kv_heads, "ROW": qkv_BN.stride(0), "D": head_dim, "R": cos_sin_PR.shape[1],
+        "PAGE": page_size,
+    }  # fmt: skip
     stages = _RING_BYTES // (2 * shares.tile * head_dim * k_cache.dtype.itemsize)
     if isinstance(shares, FixedSplits):
         fixed_decode_kernel[(shares.num_workers,)](
             _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
-            q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, shifts_S,
+            q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PR, shifts_S,
             page_table_SM, sinks_H, shares.splits_I4, shares.num_splits_1, shares.starts_B, shares.part_IHD,
-            shares.stats_IH2, out_BHD, eps, scale, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
-            H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, SPLIT=shares.split, STAGES=stages,
-            NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
+            shares.stats_IH2, out_BHD, eps, scale, page_table_SM.shape[1], cos_sin_PR.shape[0], num_pages,
+            SPLIT=shares.split, STAGES=stages, NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm,
+            PDL=True, num_warps=1, launch_pdl=True, **sizes,
         )  # fmt: skip
         merge_splits(shares.counts_B, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD)
         return
     hopper_decode_kernel[(shares.num_workers,)](
         _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
-        q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, shifts_S,
+        q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PR, shifts_S,
         page_table_SM, sinks_H, shares.rows_B4, shares.workers_WN, shares.lengths_B, shares.part_IGD,
-        shares.stats_IG2, out_BHD, eps, scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
-        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, STAGES=stages,
-        NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
+        shares.stats_IG2, out_BHD, eps, scale, B, page_table_SM.shape[1], cos_sin_PR.shape[0], num_pages,
+        STAGES=stages, NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1,
+        launch_pdl=True, **sizes,
     )  # fmt: skip
     merge_parts_kernel[(shares.num_workers, group)](
         shares.workers_WN, shares.part_IGD, shares.stats_IG2, out_BHD,
@@ -212,14 +226,21 @@ def fused_decode_attention(
     )  # fmt: skip
 
 
+def _turns(rotary_dim: int, head_dim: int) -> bool:
+    """Whether all numbers of a head turn, or of its first half the first."""
+    return rotary_dim == head_dim or rotary_dim <= head_dim // 2
+
+
 def _see_few(num_rows: int, window: int) -> bool:
     return 0 < num_rows * window <= _FEW_SEEN
 
 
 def _descriptor(cache: Tensor, tile: int) -> HopperDescriptor:
-    """Tiles in two halves of the head, each by itself: what lies ahead of one is no other, but outside.
+    """Tiles in pieces of the head, two or more, each by itself: what lies ahead of one is no other, but outside.
 
     Of FP8 two numbers go as one of 16 bits: matrices of bytes cannot be turned on their way to registers."""
     numbers = cache.view(torch.int16) if cache.dtype == FP8 else cache
-    half = numbers.shape[3] // 2
-    return hopper_descriptor(numbers.view(-1, tile, 2, half).transpose(1, 2), 1, 2, tile, half)
+    size = numbers.shape[3]
+    width = min(size // 2, _PIECE)
+    pieces = size // width
+    return hopper_descriptor(numbers.view(-1, tile, pieces, width).transpose(1, 2), 1, pieces, tile, width)

@@ -15,6 +15,14 @@ from tercet.triton_kernels.silu_and_mul import check_gate_up, launch_gate
 
 
 @triton.jit
+def gelu(x):
+    """In fp32."""
+    # (1 + tanh(z)) / 2 is 1 / (1 + exp(-2 z)); 2 z is the square root of 8 / pi times this.
+    bent = x + 0.044715 * x * x * x
+    return x / (1.0 + tl.exp(-1.5957691216057308 * bent))
+
+
+@triton.jit
 def _gelu_and_mul_kernel(x_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr, PDL: tl.constexpr):
     """Grid (T, ceil(F / BLOCK_F)): one program owns BLOCK_F columns of one row."""
     let_next_start(PDL)
@@ -25,9 +33,7 @@ def _gelu_and_mul_kernel(x_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr,
     start = x_ptr + row * 2 * F + columns
     gate = tl.load(start, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(start + F, mask=mask, other=0.0).to(tl.float32)
-    # (1 + tanh(z)) / 2 is 1 / (1 + exp(-2 z)); 2 z is the square root of 8 / pi times this.
-    bent = gate + 0.044715 * gate * gate * gate
-    y = gate / (1.0 + tl.exp(-1.5957691216057308 * bent)) * up
+    y = gelu(gate) * up
     tl.store(out_ptr + row * F + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 

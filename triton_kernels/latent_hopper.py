@@ -64,7 +64,7 @@ def _advance(
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(stage))
     if HIDE:
-        s = hide(s, query, start)
+        s = hide(s, query, start, None, 0)
     weights, new, shrink = weigh(s, largest, unit, HIDE)
     weight = weight * shrink + gl.sum(weights, 1)
     # A branch between them keeps the compiler from moving the softmax behind the products' end.
@@ -108,7 +108,7 @@ def _attend(
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_free.index(stage))
         if query + 1 < TILE:
-            s = hide(s, query, 0)
+            s = hide(s, query, 0, None, 0)
         nothing = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
         weights, largest, _ = weigh(s, nothing, unit, False)
         p = gl.convert_layout(weights.to(v_ring.dtype), WEIGHTS)

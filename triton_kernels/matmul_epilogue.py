@@ -17,12 +17,13 @@ GATE = tl.constexpr(2)  # silu(even columns) * odd columns
 SAMPLE = tl.constexpr(3)  # the columns are logits: nothing but each row's best score of the tile
 SQUARED = tl.constexpr(5)  # of experts without gates: ReLU, squared (relu_squared.py)
 CLAMPED = tl.constexpr(4)  # experts' gates, within limits (clamped_gate.py)
+GELU = tl.constexpr(6)  # experts' gates: gelu(even columns), approximated by tanh, * odd columns
 
 
 @triton.constexpr_function
 def is_gate(epilogue):
     """Whether columns are gate and up in turns, which make one number together."""
-    return epilogue in (GATE.value, CLAMPED.value)
+    return epilogue in (GATE.value, CLAMPED.value, GELU.value)
 
 
 @triton.jit

@@ -29,7 +29,8 @@ from tercet.triton_kernels.experts_hopper import experts_hopper_kernel
 from tercet.triton_kernels.experts_placed import launch_placed
 from tercet.triton_kernels.experts_tile import experts_kernel, scaled_experts_kernel
 from tercet.triton_kernels.experts_vector import experts_vector_kernel, experts_vector_scaled_kernel
-from tercet.triton_kernels.matmul_epilogue import CLAMPED, GATE, SQUARED, STORE
+from tercet.triton_kernels.gelu_and_mul import gelu_and_mul_reference
+from tercet.triton_kernels.matmul_epilogue import CLAMPED, GATE, GELU, SQUARED, STORE
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import overlap_options
 from tercet.triton_kernels.relu_squared import relu_squared, relu_squared_reference
@@ -97,10 +98,11 @@ def _most_alone(w_ENK: ScaledWeight) -> float:
 
 
 def matmul_experts_gated(
-    x_MK: Tensor, w_E2FK: Weight, work: ExpertWork, pairs_each: int, clamp: ClampedGate | None = None
-) -> Tensor:
+    x_MK: Tensor, w_E2FK: Weight, work: ExpertWork, pairs_each: int, clamp: ClampedGate | None = None, *,
+    gelu: bool = False,
+) -> Tensor:  # fmt: skip
     """The first product of each pair's row with its expert's weights, and its gate: [M, K] x [E, 2F, K] ->
-    [M * pairs_each, F]. silu(gate) * up, or as `clamp` says.
+    [M * pairs_each, F]. silu(gate) * up, or as `clamp` says, or with `gelu`, approximated by tanh, in place of silu.
 
     Pair p is of row p // `pairs_each`. Pairs that are in no tile stay unwritten. fp32 inside; graph-safe. Of eight bits
     or four weights are [E * 2F, K].
@@ -113,13 +115,14 @@ def matmul_experts_gated(
         check_same("bias", clamp.bias_E2F, x_MK)
     out_PF = x_MK.new_empty(x_MK.shape[0] * pairs_each, N // 2)
     if use_kernels(x_MK):
-        _launch(x_MK, w_E2FK, work, out_PF, pairs_each, GATE if clamp is None else CLAMPED, clamp)
+        _launch(x_MK, w_E2FK, work, out_PF, pairs_each, GELU if gelu else GATE if clamp is None else CLAMPED, clamp)
     else:
         w_E2FK = _plain(w_E2FK, work)
         for expert, pairs in _by_expert(work):
             y = F.linear(x_MK[pairs // pairs_each], w_E2FK[expert])
             if clamp is None:
-                out_PF[pairs] = silu_and_mul_reference(y[:, 0::2], y[:, 1::2])
+                gate = gelu_and_mul_reference if gelu else silu_and_mul_reference
+                out_PF[pairs] = gate(y[:, 0::2], y[:, 1::2])
             else:
                 out_PF[pairs] = clamped_gate_reference(y, clamp.bias_E2F[expert], clamp.limit, clamp.slope)
     return out_PF

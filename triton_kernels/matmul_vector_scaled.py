@@ -10,8 +10,8 @@ Shape suffixes: N rows of weights, U units of 16 bytes, W their words of four, K
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tercet.triton_kernels.clamped_gate import clamped
-from tercet.triton_kernels.matmul_epilogue import ADD, CLAMPED, gated, is_gate
+from tercet.triton_kernels.clamped_gate import gated_by
+from tercet.triton_kernels.matmul_epilogue import ADD, is_gate
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 from tercet.triton_kernels.to_fp32 import to_fp32
 
@@ -282,7 +282,7 @@ def store_vector(y_N, limit, slope, start_n, end_n, out_ptr, EPILOGUE: gl.conste
     """What lies ahead of `end_n`, rounded once; gate and up in turns are one number."""
     if is_gate(EPILOGUE):
         gate, up = gl.split(gl.reshape(y_N, (y_N.shape[0] // 2, 2)))
-        y_N = clamped(gate, up, limit, slope) if EPILOGUE == CLAMPED else gated(gate, up)
+        y_N = gated_by(gate, up, limit, slope, EPILOGUE)
         start_n //= 2
         end_n //= 2
     places = start_n + gl.arange(0, y_N.shape[0], y_N.type.layout)

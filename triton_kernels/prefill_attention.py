@@ -8,6 +8,8 @@ Shape suffixes: T prefill tokens, H q heads, D head size, S slots, M pages of a 
 [page, kv head, token of the page, D].
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -28,11 +30,14 @@ from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
 from tercet.triton_kernels.sinks import begin_with_sinks
 from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next_power_of_2
 
-_TILE = 64
 HOPPER_ROWS: int = prefill_load.ROWS.value
 HOPPER_PIECE: int = prefill_load.PIECE.value
 _TILES_AT_ONCE = 3
-"""Of a multiprocessor, by the portable kernel."""
+"""Of a multiprocessor, by the portable kernel; of huge heads one."""
+_FEWEST_IN_WINDOW = 4
+"""Tiles of keys in a window from which on Hopper's own kernel is ahead: of less, beginnings and ends are too much."""
+_HUGE = 256
+"""Heads of more numbers fill registers and shared memory sooner than others."""
 _FEW_TILES = 2
 """Small tiles a multiprocessor up to which they are the better ones: they deal out more evenly, each takes longer."""
 
@@ -138,7 +143,9 @@ def can_use_hopper(k_cache: Tensor, scoring: Scoring) -> bool:
     page_size, head_dim = k_cache.shape[2:]
     sizes = (64, 128, 256) if k_cache.dtype.itemsize == 2 else (64, 128)
     fits = k_cache.dtype.itemsize <= 2 and head_dim in sizes and page_size % HOPPER_PIECE == 0
-    return scoring.is_plain and fits and is_hopper(k_cache.device)
+    knows = not scoring.softcap and scoring.alibi_slopes_H is None
+    pays = not scoring.window or scoring.window >= _FEWEST_IN_WINDOW * keys_at_once(k_cache)
+    return knows and fits and pays and is_hopper(k_cache.device)
 
 
 def query_tile(num_tokens: int, num_heads: int, k_cache: Tensor, scoring: Scoring) -> int:
@@ -150,19 +157,36 @@ def query_tile(num_tokens: int, num_heads: int, k_cache: Tensor, scoring: Scorin
     if can_use_hopper(k_cache, scoring):
         few = cdiv(num_tokens, HOPPER_ROWS) * num_heads <= _FEW_TILES * multiprocessors(k_cache.device)
         return HOPPER_ROWS if few else 2 * HOPPER_ROWS
-    tile = _TILE // 2 if _is_tight(k_cache) else _TILE
+    tile = _tiles(k_cache).queries
     return min(tile, max(16, next_power_of_2(num_tokens))) if INTERPRETED else tile
 
 
 def parts_at_once(k_cache: Tensor, scoring: Scoring) -> int:
     """How many parts of a tile, of one head or of as many as a program takes, run at a time."""
-    tiles = 1 if can_use_hopper(k_cache, scoring) else _TILES_AT_ONCE
-    return tiles * multiprocessors(k_cache.device)
+    alone = can_use_hopper(k_cache, scoring) or k_cache.shape[3] > _HUGE
+    return (1 if alone else _TILES_AT_ONCE) * multiprocessors(k_cache.device)
 
 
-def _is_tight(k_cache: Tensor) -> bool:
-    """Whether tiles must be half as long to fit shared memory."""
-    return k_cache.dtype.itemsize != 2 and k_cache.shape[3] > 128 and not is_hopper(k_cache.device)
+class _Tiles(NamedTuple):
+    """Of the portable kernel."""
+
+    queries: int
+    keys: int
+    stages: int
+    warps: int = 4
+
+
+def _tiles(k_cache: Tensor) -> _Tiles:
+    """What fits shared memory and registers."""
+    head_dim, hopper = k_cache.shape[3], is_hopper(k_cache.device)
+    half, stages = k_cache.dtype.itemsize == 2, 2 if k_cache.dtype == torch.float32 else 3
+    if head_dim > _HUGE:
+        if k_cache.dtype == torch.float32:
+            return _Tiles(32, 16, 2, warps=8) if hopper else _Tiles(16, 16, 1, warps=8)
+        return _Tiles(64, 32, 2, warps=8) if hopper else _Tiles(32, 16, 2, warps=8)
+    if head_dim <= 128:
+        return _Tiles(64, 64 if k_cache.dtype != torch.float32 else 32, stages)
+    return _Tiles(64, 32, stages) if half or hopper else _Tiles(32, 16, stages)
 
 
 def launch_prefill_attention(
@@ -173,7 +197,7 @@ def launch_prefill_attention(
     if not q_THD.shape[0]:
         return
     if can_use_hopper(k_cache, scoring):
-        _launch_hopper(q_THD, k_cache, v_cache, page_table_SM, scoring.scale, work, ends_T, out_THD)
+        _launch_hopper(q_THD, k_cache, v_cache, page_table_SM, scoring, work, ends_T, out_THD)
     else:
         _launch(q_THD, k_cache, v_cache, page_table_SM, scoring, work, ends_T, out_THD)
     if (parts := work.parts) is not None:
@@ -188,7 +212,8 @@ def _launch(
     _, H, D = q_THD.shape
     kv_heads, page_size = k_cache.shape[1:3]
     half = q_THD.dtype.itemsize == 2
-    tile = min(page_size, 64 if half and D <= 128 else 16 if _is_tight(k_cache) else 32)
+    tiles = _tiles(k_cache)
+    tile = min(page_size, tiles.keys)
     slopes, sinks = scoring.alibi_slopes_H, scoring.sinks_H
     # A tile of a page is one block of memory: the copy engine fetches it whole.
     tma = is_hopper(q_THD.device) and half and dot_block(D) == D
@@ -203,13 +228,13 @@ def _launch(
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=work.block_q,
         BLOCK_D=dot_block(D), PARTS=work.parts is not None, KEYS=keys_at_once(k_cache), WINDOW=scoring.window,
         SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None, SINKS=sinks is not None, TMA=tma,
-        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3 if half else 2, RECORD=RECORD,
-        num_warps=4, **overlap_options(q_THD),
+        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=tiles.stages, RECORD=RECORD,
+        num_warps=tiles.warps, **overlap_options(q_THD),
     )  # fmt: skip
 
 
 def _launch_hopper(
-    q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scale: float, work: PrefillWork,
+    q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scoring: Scoring, work: PrefillWork,
     ends_T: Tensor | None, out_THD: Tensor,
 ) -> None:  # fmt: skip
     check_dtype("q", q_THD, torch.bfloat16, torch.float16)
@@ -226,10 +251,10 @@ def _launch_hopper(
         hopper_descriptor(q_THD.view(T, H * D), HOPPER_ROWS, D),
         hopper_descriptor(k_cache.view(-1, D), HOPPER_PIECE, piece),
         hopper_descriptor(v_cache.view(-1, D), HOPPER_PIECE, piece),
-        work.tiles_N8, page_table_SM, ends_T, out_THD, *_sums(work, out_THD), scale, work.num_tiles,
-        page_table_SM.shape[1], num_pages,
-        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=work.parts is not None, HEADS=work.heads, STAGES=2,
-        GROUPS=groups, AHEAD=ahead, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4,
+        work.tiles_N8, page_table_SM, ends_T, scoring.sinks_H, out_THD, *_sums(work, out_THD), scoring.scale,
+        work.num_tiles, page_table_SM.shape[1], num_pages,
+        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=work.parts is not None, WINDOW=scoring.window,
+        HEADS=work.heads, STAGES=2, GROUPS=groups, AHEAD=ahead, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4,
         launch_pdl=True,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from tercet.triton_kernels.decode_cells import as_factor
-from tercet.triton_kernels.prefill_load import RECORD, num_turns, pair_of
+from tercet.triton_kernels.prefill_load import RECORD, first_keys, num_turns, pair_of
 from tercet.triton_kernels.prefill_store import lines_of
 
 _ROWS = gl.constexpr(32)
@@ -50,8 +50,8 @@ def _turn_tile(cells, there, gone, ring, full, free, count):
 
 @gluon.jit
 def turn_tiles(
-    cells, rings, tiles_ptr, num_pairs, H: gl.constexpr, PARTS: gl.constexpr, HEADS: gl.constexpr,
-    NUM_PROGRAMS: gl.constexpr,
+    cells, rings, tiles_ptr, num_pairs, H: gl.constexpr, PARTS: gl.constexpr, WINDOW: gl.constexpr,
+    HEADS: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
     """The warp group: tiles of keys and values in the order in which they are loaded."""
     k_cells, v_cells, k_there, k_gone, v_there, v_gone = cells
@@ -59,9 +59,7 @@ def turn_tiles(
     count = 0
     for turn in range(num_turns(num_pairs, NUM_PROGRAMS)):
         record_ptr = tiles_ptr + pair_of(turn, NUM_PROGRAMS) // (H // HEADS) * RECORD
-        begin = 0
-        if PARTS:
-            begin = gl.load(record_ptr + 6)
+        begin = first_keys(record_ptr, k_ring.shape[1], PARTS, WINDOW)
         for _ in range(begin, gl.cdiv(gl.load(record_ptr + 4), k_ring.shape[1])):
             _turn_tile(k_cells, k_there, k_gone, k_ring, k_full, k_free, count)
             _turn_tile(v_cells, v_there, v_gone, v_ring, v_full, v_free, count)

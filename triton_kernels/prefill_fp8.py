@@ -8,9 +8,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from tercet.triton_kernels.prefill_cells import turn_tiles
-from tercet.triton_kernels.prefill_hopper import attend, begin_step
+from tercet.triton_kernels.prefill_hopper import attend
 from tercet.triton_kernels.prefill_load import PIECE, ROWS, keys_of, load_tiles
 from tercet.triton_kernels.prefill_rings import make_rings
+from tercet.triton_kernels.prefill_store import begin_step
 
 
 @gluon.jit
@@ -27,11 +28,11 @@ def _make_room(desc, D: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["N", "M", "num_pages"], do_not_specialize_on_alignment=["N", "M", "num_pages"])
 def fp8_prefill_kernel(
-    q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, ends_ptr, out_ptr, partial_ptr, stats_ptr, scale, N, M,
-    num_pages,
+    q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, ends_ptr, sinks_ptr, out_ptr, partial_ptr, stats_ptr, scale, N,
+    M, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, PARTS: gl.constexpr,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
-    PDL: gl.constexpr,
+    WINDOW: gl.constexpr, HEADS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr,
+    NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid and constants as of `hopper_prefill_kernel`."""
     rings, _ = make_rings(q_desc, gl.float16, D, STAGES, GROUPS, AHEAD)
@@ -45,15 +46,16 @@ def fp8_prefill_kernel(
     cells = k_cells, v_cells, k_there, k_gone, v_there, v_gone
     turned = k_ring, v_ring, k_full, k_free, v_full, v_free
     outs = out_ptr, partial_ptr, stats_ptr
+    given = tiles_ptr, ends_ptr, sinks_ptr
     zero: gl.constexpr = 0
     one: gl.constexpr = 1
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (attend, (rings, tiles_ptr, ends_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
-                (attend, (rings, tiles_ptr, ends_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, one, NUM_PROGRAMS)),
-                (turn_tiles, (cells, turned, tiles_ptr, num_pairs, H, PARTS, HEADS, NUM_PROGRAMS)),
-                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, HEADS, NUM_PROGRAMS)),
+                (attend, (rings, given, outs, unit, num_pairs, H, D, PARTS, WINDOW, HEADS, zero, NUM_PROGRAMS)),
+                (attend, (rings, given, outs, unit, num_pairs, H, D, PARTS, WINDOW, HEADS, one, NUM_PROGRAMS)),
+                (turn_tiles, (cells, turned, tiles_ptr, num_pairs, H, PARTS, WINDOW, HEADS, NUM_PROGRAMS)),
+                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, WINDOW, HEADS, NUM_PROGRAMS)),
             ],
             [4, 4, 1],
             [216, 40, 40],
@@ -61,9 +63,9 @@ def fp8_prefill_kernel(
     else:
         gl.warp_specialize(
             [
-                (attend, (rings, tiles_ptr, ends_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
-                (turn_tiles, (cells, turned, tiles_ptr, num_pairs, H, PARTS, HEADS, NUM_PROGRAMS)),
-                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, HEADS, NUM_PROGRAMS)),
+                (attend, (rings, given, outs, unit, num_pairs, H, D, PARTS, WINDOW, HEADS, zero, NUM_PROGRAMS)),
+                (turn_tiles, (cells, turned, tiles_ptr, num_pairs, H, PARTS, WINDOW, HEADS, NUM_PROGRAMS)),
+                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, WINDOW, HEADS, NUM_PROGRAMS)),
             ],
             [4, 1],
             [80, 40],

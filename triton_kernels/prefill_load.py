@@ -70,9 +70,20 @@ def pair_of(turn, NUM_PROGRAMS: gl.constexpr):
 
 
 @gluon.jit
+def first_keys(record_ptr, TILE: gl.constexpr, PARTS: gl.constexpr, WINDOW: gl.constexpr):
+    """The tile of keys with which a tile of queries begins, or this part of one."""
+    tile = 0
+    if PARTS:
+        tile = gl.load(record_ptr + 6)
+    if WINDOW > 0:
+        tile = gl.maximum(gl.load(record_ptr + 2) + 1 - WINDOW, 0) // TILE
+    return tile
+
+
+@gluon.jit
 def load_tiles(
     copies, work, H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
-    PARTS: gl.constexpr, HEADS: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
+    PARTS: gl.constexpr, WINDOW: gl.constexpr, HEADS: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: queries of a tile, then its keys and values, tile after tile."""
     q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free = copies
@@ -98,10 +109,7 @@ def load_tiles(
             row = first + (group * ROWS if HEADS == 1 else 0)
             column = (head + (group if HEADS == 2 else 0)) * D
             tma.async_copy_global_to_shared(q_desc, [row, column], bar, q_ring.index(GROUPS * place + group))
-        begin = 0
-        if PARTS:
-            begin = gl.load(record_ptr + 6) * TILE
-        for start in range(begin, seen, TILE):
+        for start in range(first_keys(record_ptr, TILE, PARTS, WINDOW) * TILE, seen, TILE):
             _load_tile(
                 k_desc, k_parts, k_full, k_free, count, pages_ptr, start, M, num_pages, kv_head, KV_HEADS, D, PAGE,
                 STAGES,

@@ -11,15 +11,20 @@ def _exp2(x):
 
 
 @gluon.jit
-def hide(s, query, start, last_seen=None):
-    """Scores of tokens that come after a query become -inf; or after `last_seen`, if queries see further."""
+def hide(s, query, start, last_seen, WINDOW: gl.constexpr):
+    """Scores of tokens that come after a query become -inf, or after `last_seen`, if queries see further; and those of
+    tokens that are not in the query's window."""
     layout: gl.constexpr = s.type.layout
     if last_seen is None:
         sees = query - start + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout))
     else:
         sees = gl.convert_layout(last_seen, gl.SliceLayout(1, layout)) - start
     columns = gl.arange(0, s.shape[1], gl.SliceLayout(0, layout))
-    return gl.where(columns[None, :] <= sees[:, None], s, float("-inf"))
+    seen = columns[None, :] <= sees[:, None]
+    if WINDOW > 0:
+        before = query - start - WINDOW + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout))
+        seen &= columns[None, :] > before[:, None]
+    return gl.where(seen, s, float("-inf"))
 
 
 @gluon.jit

@@ -6,7 +6,7 @@ Shape suffixes: H q heads, D head size.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tercet.triton_kernels.prefill_load import RECORD
+from tercet.triton_kernels.prefill_load import RECORD, start_next
 
 
 @gluon.constexpr_function
@@ -40,7 +40,7 @@ def store_part(acc, largest, weight, partial_ptr, stats_ptr, first, head, H: gl.
 
 
 @gluon.jit
-def clear_padding(
+def _clear_padding(
     tiles_ptr, out_ptr, begin, end, H: gl.constexpr, D: gl.constexpr, BLOCK_Q: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
@@ -54,3 +54,17 @@ def clear_padding(
         tokens = (gl.load(record_ptr) + rows).to(gl.int64)
         inside = (rows < gl.load(record_ptr + 1))[:, None] & (columns < D)[None, :]
         gl.store(out_ptr + (tokens * H + pair % H)[:, None] * D + columns[None, :], zeros, mask=inside)
+
+
+@gluon.jit
+def begin_step(
+    tiles_ptr, out_ptr, N, H: gl.constexpr, D: gl.constexpr, HEADS: gl.constexpr, BLOCK_Q: gl.constexpr,
+    NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Wait for the kernel ahead, and leave zeros for padding; returns how many pairs of a tile and `HEADS` heads."""
+    start_next(PDL)
+    num_tiles = gl.load(tiles_ptr + N * RECORD)
+    padded = gl.load(tiles_ptr + N * RECORD + 1)
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    _clear_padding(tiles_ptr, out_ptr, num_tiles * H, padded * H, H, D, BLOCK_Q, NUM_PROGRAMS, dtype)
+    return num_tiles * (H // HEADS)

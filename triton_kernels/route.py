@@ -38,7 +38,7 @@ def _in_best_groups(choice, GROUPS: tl.constexpr, BEST: tl.constexpr, BIASED: tl
 
 @triton.jit
 def _route_kernel(
-    logits_ptr, bias_ptr, rows_ptr, experts_ptr, weights_ptr, scale, E: tl.constexpr, EACH: tl.constexpr,
+    logits_ptr, bias_ptr, scales_ptr, rows_ptr, experts_ptr, weights_ptr, scale, E: tl.constexpr, EACH: tl.constexpr,
     SHARED: tl.constexpr, GATED: tl.constexpr, PAIRED: tl.constexpr, BIASED: tl.constexpr, SIGMOIDS: tl.constexpr,
     GROUPS: tl.constexpr, BEST_GROUPS: tl.constexpr, LITTLE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_S: tl.constexpr,
     BLOCK_K: tl.constexpr, NORMED: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
@@ -78,6 +78,8 @@ def _route_kernel(
     elif not BIASED:
         weights /= tl.sum(scores)
     weights *= scale
+    if scales_ptr is not None:
+        weights *= tl.load(scales_ptr + experts, mask=experts < E, other=0.0)
     if SHARED > 0:
         own = 1.0
         if GATED:
@@ -100,6 +102,7 @@ def route(
     bias_E: Tensor | None = None,
     shares: bool = False,
     scale: float = 1.0,
+    scales_E: Tensor | None = None,
     shared: int = 0,
     gated: bool = False,
     paired: bool = False,
@@ -112,12 +115,12 @@ def route(
 
     What counts is an expert's share in a softmax of all; with a bias (fp32, [E]) its sigmoid, unless `shares` says that
     it is the share then, too, and the bias is added for the choice alone. `normed`: the weights of a token's likeliest
-    add up to one; `scale` multiplies them. `gated`: one logit more stands behind the experts', whose sigmoid the shared
-    ones weigh; else one. `paired`: an expert's logit is the sum of two, the second of all behind the first of all.
-    `groups`: equal parts of the experts, side by side; a token's are all of the `best_groups` best parts, each as good
-    as its best expert, or with a bias as its best two together. `rows`: how many tokens there are in truth, int32 [1]
-    on the device; those behind have an expert that is nobody. fp32 inside, weights rounded once; mutates nothing;
-    graph-safe.
+    add up to one; `scale` multiplies them, and so do `scales_E`, each an expert's (fp32, [E]). `gated`: one logit more
+    stands behind the experts', whose sigmoid the shared ones weigh; else one. `paired`: an expert's logit is the sum of
+    two, the second of all behind the first of all. `groups`: equal parts of the experts, side by side; a token's are
+    all of the `best_groups` best parts, each as good as its best expert, or with a bias as its best two together.
+    `rows`: how many tokens there are in truth, int32 [1] on the device; those behind have an expert that is nobody.
+    fp32 inside, weights rounded once; mutates nothing; graph-safe.
     """
     check_shape("logits", logits_TL, None, None)
     check_dtype("logits", logits_TL, *FLOATS)
@@ -130,10 +133,11 @@ def route(
     if shared < gated:
         raise ValueError(f"shared: got {shared}, wanted at least 1, whose weight the last logit is")
     _check_groups(E, each, groups, best_groups, biased=bias_E is not None)
-    if bias_E is not None:
-        check_shape("bias", bias_E, E)
-        check_dtype("bias", bias_E, torch.float32)
-        check_same("bias", bias_E, logits_TL, torch.float32)
+    for name, numbers_E in (("bias", bias_E), ("scales", scales_E)):
+        if numbers_E is not None:
+            check_shape(name, numbers_E, E)
+            check_dtype(name, numbers_E, torch.float32)
+            check_same(name, numbers_E, logits_TL, torch.float32)
     if rows is not None:
         check_indices("rows", rows, logits_TL, 1)
     if not use_kernels(logits_TL):
@@ -144,6 +148,7 @@ def route(
             bias_E=bias_E,
             shares=shares,
             scale=scale,
+            scales_E=scales_E,
             shared=shared,
             gated=gated,
             paired=paired,
@@ -159,8 +164,8 @@ def route(
         block_s = next_power_of_2(E // groups)
         block = block_s * next_power_of_2(groups)
         _route_kernel[(T,)](
-            logits_TL, logits_TL if bias_E is None else bias_E, experts_TK if rows is None else rows, experts_TK,
-            weights_TK, float(scale), E=E, EACH=each, SHARED=shared, GATED=gated, PAIRED=paired,
+            logits_TL, logits_TL if bias_E is None else bias_E, scales_E, experts_TK if rows is None else rows,
+            experts_TK, weights_TK, float(scale), E=E, EACH=each, SHARED=shared, GATED=gated, PAIRED=paired,
             BIASED=bias_E is not None, SIGMOIDS=bias_E is not None and not shares, GROUPS=groups,
             BEST_GROUPS=best_groups, LITTLE=_LITTLE, BLOCK_E=block, BLOCK_S=block_s,
             BLOCK_K=next_power_of_2(each + shared), NORMED=normed, HAS_ROWS=rows is not None,
@@ -189,6 +194,7 @@ def route_reference(
     bias_E: Tensor | None = None,
     shares: bool = False,
     scale: float = 1.0,
+    scales_E: Tensor | None = None,
     shared: int = 0,
     gated: bool = False,
     paired: bool = False,
@@ -216,6 +222,8 @@ def route_reference(
     if normed:
         weights_TK = weights_TK / (weights_TK.sum(1, keepdim=True) + (_LITTLE if sigmoids else 0.0))
     own_T1 = own_T1.sigmoid() if gated else logits_TE.new_ones(T, 1)
+    if scales_E is not None:
+        weights_TK = weights_TK * scales_E[chosen_TK]
     weights_TK = torch.cat((weights_TK * scale, own_T1.expand(T, shared)), 1)
     shared_TK = torch.arange(E, E + shared, device=logits_TE.device).expand(T, shared)
     experts_TK = torch.cat((chosen_TK, shared_TK), 1).int()

@@ -11,8 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from tercet.triton_kernels.clamped_gate import clamped
-from tercet.triton_kernels.matmul_epilogue import ADD, CLAMPED, gated, is_gate
+from tercet.triton_kernels.clamped_gate import gated_by
+from tercet.triton_kernels.matmul_epilogue import ADD, is_gate
 from tercet.triton_kernels.widen import in_order, widen_four
 from tercet.triton_kernels.widen_mx import mx_powers
 
@@ -192,7 +192,7 @@ def _store_pairs(
             even += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[:, None]
             odd += gl.load(bias_ptr + columns + 1, mask=columns + 1 < N, other=0.0).to(gl.float32)[:, None]
         if is_gate(EPILOGUE):
-            y = clamped(even, odd, limit, slope) if EPILOGUE == CLAMPED else gated(even, odd)
+            y = gated_by(even, odd, limit, slope, EPILOGUE)
             places = out_ptr + rows * (N // 2) + (columns // 2)[:, None]
             gl.store(places, y.to(out_ptr.dtype.element_ty), mask=there[None, :] & (columns < N)[:, None])
         else:

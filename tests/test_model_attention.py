@@ -10,7 +10,7 @@ from torch import Tensor
 
 from checkpoints import checkpoint
 from paged_sequences import make_decoder
-from tercet.model import layers
+from tercet.model import attention
 from tercet.model.residual import Normed, Residual
 from tercet.triton_kernels.add_rms_norm import rms_norm_reference
 from tercet.triton_kernels.attention_prologue import attention_prologue_reference
@@ -48,9 +48,9 @@ def test_tokens_and_decode_rows_ahead(
     family: str, kind: type[Residual], first: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a stream that is normed, and of one that is read as it is."""
-    monkeypatch.setattr(layers, "matmul_prologue", only_counted)
+    monkeypatch.setattr(attention, "matmul_prologue", only_counted)
     decoder = make_decoder(checkpoint(family), layout="plain")
-    layer, eps = decoder._layers[0], decoder.config.rms_norm_eps
+    layer, eps = decoder._layers[0].attention, decoder.config.rms_norm_eps
     weights, num_heads, head_dim = layer.weights, decoder.config.num_heads, decoder.config.head_dim
     stream = torch.randn(T, decoder.config.hidden_size)
     positions, kv_slots = torch.randint(0, 60, (T,)).int(), torch.randperm(3 * PAGE)[:T]
@@ -90,6 +90,6 @@ def test_tokens_and_decode_rows_ahead(
 def test_which_models(family: str, deterministic: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where a head's squares are summed in one order everywhere, with a bias, nor where queries grow or heads are
     normed when they have turned."""
-    monkeypatch.setattr(layers, "can_fuse_prologue", lambda *sizes: True)
-    layer = make_decoder(checkpoint(family), layout="plain", deterministic=deterministic)._layers[0]
+    monkeypatch.setattr(attention, "can_fuse_prologue", lambda *sizes: True)
+    layer = make_decoder(checkpoint(family), layout="plain", deterministic=deterministic)._layers[0].attention
     assert layer._ends_in_prologue(5000, torch.empty(2, 1, 1, 1, 1)) == wanted
