@@ -1,6 +1,7 @@
 """What many tests share: models made on the spot, sockets, no threads fighting over two cores, memory under watch."""
 
 import functools
+import gc
 import hashlib
 import json
 import os
@@ -25,6 +26,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     convert_rightly()
     quicken()
 
+
+# While modules are imported and tests are made, the garbage collector would look through them again and again: a third
+# of the time that it takes until the first test runs.
+gc.disable()
 
 # httpx reads all certificates for each client, of HTTP too, and tests make hundreds: 50 ms each.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
@@ -59,6 +64,12 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if (folder := config.getoption("--share")) is not None:
         config.pluginmanager.register(_Share(folder))
+
+
+def pytest_collection_finish() -> None:
+    """What there is by now stays until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,12 @@
 """Cases of which a few stand for all: `make test` runs those few, `make test-long` the others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+
+One = TypeVar("One", bound=tuple[Hashable, ...])
 
 
 def long(*values: Any) -> Any:
@@ -21,12 +23,7 @@ def covering(together: int, **parameters: Sequence[Any]) -> pytest.MarkDecorator
     2: whatever goes wrong between two parameters is found at once, as long as it needs no third.
     """
     grid = list(product(*(range(len(values)) for values in parameters.values())))
-    unmet = {meeting for one in grid for meeting in _meetings(one, together)}
-    few = set()
-    while unmet:
-        best = max(grid, key=lambda one: len(unmet.intersection(_meetings(one, together))))
-        few.add(best)
-        unmet.difference_update(_meetings(best, together))
+    few = few_of(grid, together)
     return pytest.mark.parametrize(
         list(parameters),
         [
@@ -38,6 +35,16 @@ def covering(together: int, **parameters: Sequence[Any]) -> pytest.MarkDecorator
     )
 
 
-def _meetings(one: tuple[int, ...], together: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Which values, as a parameter's number and that of its value, meet in a combination."""
+def few_of(grid: Collection[One], together: int) -> list[One]:
+    """So few of these combinations that any `together` values that meet in one of them all meet in one of the few."""
+    unmet = {meeting for one in grid for meeting in _meetings(one, together)}
+    few = []
+    while unmet:
+        few.append(max(grid, key=lambda one: len(unmet.intersection(_meetings(one, together)))))
+        unmet.difference_update(_meetings(few[-1], together))
+    return few
+
+
+def _meetings(one: tuple[Hashable, ...], together: int) -> Iterator[tuple[tuple[int, Hashable], ...]]:
+    """Which values, each with its parameter's number, meet in a combination."""
     return combinations(enumerate(one), together)

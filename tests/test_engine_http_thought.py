@@ -120,7 +120,7 @@ def test_a_model_that_opens_its_reasoning_itself(
         return unopened.chat.completions.create(seed=seed, **ask).choices[0].message
 
     thoughts = []
-    for message in at_once(answered, range(5)):
+    for message in at_once(answered, range(3)):
         calls = [(one.function.name, one.function.arguments) for one in message.tool_calls or ()]
         assert is_right(form, message.content, calls), message
         thoughts.append(getattr(message, "reasoning_content", ""))

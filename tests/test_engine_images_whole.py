@@ -143,14 +143,14 @@ def test_what_must_not_matter(kind: str, options: dict[str, Any]) -> None:
 def test_tokens_that_are_tried_ahead(kind: str, tries: dict[str, Any]) -> None:
     """Answers go on behind images from where guesses were right: of few tokens, some are."""
     model = seeing_guesser() if kind == "qwen3.5" else seeing(kind)
-    many = structs.replace(GREEDY, max_tokens=60)
+    many = structs.replace(GREEDY, max_tokens=40)
     few = structs.replace(many, logit_bias=dict.fromkeys(range(40, 60), 100))
     with tiny_engine(model.folder) as llm:
         wanted = [said(llm, conversations(), params) for params in (many, few)]
     assert [answer[:NUM_TOKENS] for answer in wanted[0]] == wanted_of(model)
     with tiny_engine(model.folder, speculative_config={**tries, "num_speculative_tokens": 3}) as llm:
         assert [said(llm, conversations(), params) for params in (many, few)] == wanted
-        assert [said(llm, [one], few)[0] for one in conversations()] == wanted[1]
+        assert [said(llm, [one], few)[0] for one in conversations()[:3]] == wanted[1][:3]
         gauges = settled(llm)
     assert gauges.num_right_guesses > 0
 

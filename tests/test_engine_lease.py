@@ -54,12 +54,12 @@ def test_a_new_prompt_enters_behind_the_steps_in_flight(tmp_path: Path) -> None:
     """Whatever a step takes here: with leases of one step, two plans of it are in flight; else twice eight steps."""
 
     async def ask(address: str) -> None:
-        params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
         num_tokens, second = 0, None
         async with Client(address) as client:
             async for piece in client.stream([5] * 20, params):
                 num_tokens += len(piece.token_ids)
-                if second is None and num_tokens > 60:
+                if second is None and num_tokens > 40:
                     second = asyncio.ensure_future(client.generate([6] * 20, params))
             assert second is not None
             await second

@@ -104,13 +104,14 @@ def test_the_same_under_disturbance(options: dict[str, object], undisturbed: lis
         wait_until_empty(llm.address)
 
 
-def test_ranks_that_compare_scores(engine: LLM, undisturbed: list[list[int]]) -> None:
+@pytest.mark.parametrize("num_ranks", [2, long(4)])
+def test_ranks_that_compare_scores(num_ranks: int, engine: LLM, undisturbed: list[list[int]]) -> None:
     """Without thresholds in the batch nobody has the logits of the whole vocabulary; greedy and drawn side by side."""
     plain = [i for i in range(len(PROMPTS)) if i % len(SETTINGS) == 0]
     prompts, params = [PROMPTS[i] for i in plain], [PARAMS[i] for i in plain]
     greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     wanted = generate(engine, prompts, greedy)
-    with tiny_engine(FAMILY, tensor_parallel_size=4) as llm:
+    with tiny_engine(FAMILY, tensor_parallel_size=num_ranks) as llm:
         answers = generate(llm, [*prompts, *prompts], [*params, *[greedy] * len(prompts)])
     assert answers == [undisturbed[i] for i in plain] + wanted
 

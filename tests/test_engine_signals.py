@@ -13,7 +13,8 @@ from null_daemon import NullDaemon, eventually
 from tercet.ipc.client import Client, ClientError, Overloaded
 from tercet.ipc.messages import SamplingParams
 
-_LONG = SamplingParams(max_tokens=7000, ignore_eos=True)
+_NUM_TOKENS = 4000
+_LONG = SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ async def test_first_signal_drains(null_daemon: NullDaemon, numbers: list[signal
                 except Overloaded as error:
                     refused = error.code == "draining"
     assert refused
-    assert num_tokens == 7000
+    assert num_tokens == _NUM_TOKENS
     assert null_daemon.process.wait(20) == 0
     null_daemon.assert_all_gone()
 

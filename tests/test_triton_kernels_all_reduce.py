@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from covering import long
+from covering import covering, long
 from peer_rank import EPS, HIDDEN, drawn
 from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, all_reduce_parts, sum_in_order
 from tercet.triton_kernels.all_reduce_words import stack_rows
@@ -117,15 +117,14 @@ def compiled(capability: int, inboxes: Any, dtype: torch.dtype = torch.bfloat16)
     return kernels
 
 
-@pytest.mark.parametrize("kind", [WordInboxes, RowInboxes])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@covering(1, kind=[WordInboxes, RowInboxes], dtype=[torch.float32, torch.float16])
 def test_compile_other_types(kind: type[Any], dtype: torch.dtype) -> None:
     for size in (2, 4):
         for kernel in compiled(90, meta_inboxes(kind, size, 256, 20480), dtype):
             assert kernel.asm["cubin"]
 
 
-@pytest.mark.parametrize(("capability", "size"), [(80, 2), (90, 2), (90, 4)])
+@pytest.mark.parametrize(("capability", "size"), [(80, 2), long(90, 2), (90, 4)])
 def test_compile_words(capability: int, size: int) -> None:
     kernels = compiled(capability, meta_inboxes(WordInboxes, size, 256, 10240))
     assert len(kernels) == 2 * 4 + 1
@@ -168,7 +167,7 @@ def test_compile_rows_of_two(capability: int) -> None:
         assert ptx.count("sys.release.exch") == ptx.count("sys.acquire") == 1
 
 
-@pytest.mark.parametrize(("capability", "size"), [(80, 4), (90, 3), (90, 4)])
+@pytest.mark.parametrize(("capability", "size"), [(80, 4), (90, 3), long(90, 4)])
 def test_compile_rows_in_slices(capability: int, size: int) -> None:
     kernels = compiled(capability, meta_inboxes(RowInboxes, size, 2048, 10240))
     check_rows(kernels, capability)

@@ -252,7 +252,7 @@ def _multiply(w: Tensor) -> Tensor:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", [long(80), 89, 90])
 def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
     """Every size of tiles, few pairs and many, and so many that Hopper has a kernel for them; each waits for the kernel
     ahead of it."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covering import long
+from covering import covering, long
 from interpreted import rerun_interpreted
 from places import PLACES, ROUNDING, Place
 from tercet.triton_kernels.add_low_rank import Addition
@@ -270,8 +270,7 @@ def test_tokens_have_the_adapters_of_their_slots(
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize("capability", [80, 89, 90])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@covering(1, capability=[90, 89, 80], dtype=[torch.bfloat16, torch.float16, torch.float32])
 def test_kernels_compile_once_for_all_numbers_of_rows(capability: int, dtype: torch.dtype) -> None:
     """But that there are tiles of several heights."""
     like = {"dtype": dtype, "device": "meta"}

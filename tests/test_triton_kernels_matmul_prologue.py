@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from tercet.triton_kernels import matmul_prologue as module
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.checks import FP8
@@ -132,7 +133,7 @@ def test_padding() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize(("normed", "cached"), [(False, None), (True, None), (True, FP8)])
+@pytest.mark.parametrize(("normed", "cached"), [(False, None), long(True, None), (True, FP8)])
 def test_compile(normed: bool, cached: torch.dtype | None) -> None:
     case = Case(300, 14, 2, 512, normed, torch.bfloat16, "cpu", cached)
     with compiling_for(90) as kernels:
