@@ -20,7 +20,16 @@ from tercet.model.adapters import ranks_of
 from tercet.model.checkpoint import read_config
 
 FAMILIES = ["llama", "llama-bias-tied", "qwen3", "phi3", "gemma2", "gemma3", "gemma4", "olmo2", "granite"]
-FAMILIES += ["qwen3-moe", "mixtral", "deepseek-v3", "minicpm3", "qwen3.5", "qwen3-next"]
+FAMILIES += [
+    "qwen3-moe",
+    "mixtral",
+    "deepseek-v3",
+    "minicpm3",
+    "qwen3.5",
+    "qwen3-next",
+    long("gemma4-told"),
+    long("gemma4-moe"),
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
