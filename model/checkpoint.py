@@ -67,7 +67,7 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
     whole = SafetensorsCheckpoint(path, pinned=device.type == "cuda")
     if quantization is None:
         whole.check_plain()
-    tensors: Files = text_tensors(whole) if has_text_part(raw) else with_base(whole)
+    tensors: Files = text_tensors(whole, raw) if has_text_part(raw) else with_base(whole)
     if config.family == "granitemoehybrid":
         tensors = granite_hybrid(tensors, has_experts=config.experts is not None)
     if config.family == "nemotron_h":

@@ -26,6 +26,8 @@ class _Whole:
     others: Mapping[str, str] = field(default_factory=dict)
     caps: bool = False
     """transformers caps the whole's logits as the language model's."""
+    other_tensors: tuple[str, ...] = ()
+    """What names begin with of tensors that are no language model's, beside those that others have, too."""
 
 
 _QWEN2_VL = {
@@ -53,7 +55,14 @@ _BESIDE_INTERNVIT = {
 }
 WHOLES = {
     "Gemma3ForConditionalGeneration": _Whole("gemma3", "gemma3_text", "Gemma3ForCausalLM", "gemma3_text"),
-    "Gemma4ForConditionalGeneration": _Whole("gemma4", "gemma4_text", "Gemma4ForCausalLM", "gemma4_text", caps=True),
+    "Gemma4ForConditionalGeneration": _Whole(
+        "gemma4",
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        caps=True,
+        other_tensors=("embed_vision.", "audio_tower.", "embed_audio."),
+    ),
     "InternVLForConditionalGeneration": _Whole(
         "internvl", "qwen2", "Qwen2ForCausalLM", "qwen2", others=_BESIDE_INTERNVIT
     ),
@@ -71,8 +80,7 @@ WHOLES = {
         "qwen3_5_moe", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"
     ),
 }
-_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.", "embed_vision.")
-_OF_SOUNDS = ("audio_tower.", "embed_audio.")
+_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
 _ABOUT_IMAGES = frozenset(
     {
         "vision_config",
@@ -119,16 +127,18 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     return with_plain_positions(alone)
 
 
-def text_tensors(whole: Files) -> Files:
-    """Without what looks at images or listens, and by the names of a language model."""
-    names = ((_alone(name), name) for name in whole.shapes())
+def text_tensors(whole: Files, raw: Mapping[str, Any]) -> Files:
+    """Without what looks at images or listens, and by the names of a language model. `raw`: its config.json."""
+    (architecture,) = raw["architectures"]
+    others = _OF_IMAGES + WHOLES[architecture].other_tensors
+    names = ((_alone(name, others), name) for name in whole.shapes())
     return Renamed(whole, {alone: name for alone, name in names if alone is not None})
 
 
-def _alone(name: str) -> str | None:
-    """A tensor's name in a language model; None: it is not of one. Versions of transformers write two kinds."""
+def _alone(name: str, others: tuple[str, ...]) -> str | None:
+    """A tensor's name in a language model; None: it is one of `others`. Versions of transformers write two kinds."""
     if name.startswith("language_model."):
         return name.removeprefix("language_model.")
     if name.startswith("model.language_model."):
         return "model." + name.removeprefix("model.language_model.")
-    return None if name.removeprefix("model.").startswith(_OF_IMAGES + _OF_SOUNDS) else name
+    return None if name.removeprefix("model.").startswith(others) else name
