@@ -209,7 +209,7 @@ class ModelConfig:
 
     @property
     def _caching_heads(self) -> list[tuple[Heads, int]]:
-        """And their windows."""
+        """Of the layers that attend, and the one that guesses: their heads and their windows."""
         layers = [layer for layer in range(self.num_layers) if self.carried_of(layer) is None]
         own = [(self.layer_heads[layer], self.layer_windows[layer]) for layer in layers]
         return own + [(self.heads, 0)] * self.guesses

@@ -19,6 +19,7 @@ from tercet.model.weights import expected_shapes
 from tercet.triton_kernels.checks import FP8, FP8_MOST
 from tercet.triton_kernels.scaled_weight import E8M0, MX_GROUP
 
+_ONES = ("norm.weight", "norm_1.weight", "norm_2.weight", ".layer_scalar", ".router.scale", ".per_expert_scale")
 _STANDARD_DEVIATION = 0.02
 _QUANTIZED = "_proj.weight", "_proj_with_mqa.weight", "_proj_qkv.weight", "_proj_z.weight", "_proj_qkvz.weight"
 """How the names of matrices end that are not plain where config.json says so."""
@@ -58,7 +59,7 @@ class DummyCheckpoint:
         return self._shapes
 
     def read(self, name: str, dim: int, start: int, stop: int) -> Iterator[Tensor]:
-        if name.endswith("norm.weight"):
+        if name.endswith(_ONES):
             yield torch.ones(stop - start, dtype=self._dtype, device=self._device)
             return
         whole = self._scaled_rows(name).expanded() if name in self._scaled else self._normal(name)

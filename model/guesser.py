@@ -124,6 +124,7 @@ def body_of(
             lm_head_VD=lm_head_VD,
             score_LD=None,
             guesser=None,
+            inputs=None,
         ),
         decoder.group,
         decoder.max_model_len,

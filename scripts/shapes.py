@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import shapes_delta
+import shapes_gemma4
 import shapes_mamba
 import shapes_vision
 
@@ -237,6 +238,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": _llama(2048, 8192, 16, 64, tied=True),
     **shapes_delta.SHAPES,
     **shapes_mamba.SHAPES,
+    **shapes_gemma4.SHAPES,
     "qwen3-vl-2b": shapes_vision.qwen3_vl(_qwen3(2048, 6144, 28, 16, tied=True)),
     "qwen3-vl-8b": shapes_vision.qwen3_vl(_qwen3(4096, 12288, 36, 32)),
     "gemma-3-4b": shapes_vision.gemma3(),
@@ -247,6 +249,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 _SPECIAL = {
     "quantization_config", "kv_lora_rank", "linear_num_key_heads", "mamba_n_heads", "mamba_num_heads", "vision_config",
+    "global_head_dim",
 }  # fmt: skip
 PLAIN_SHAPES = sorted(name for name, shape in SHAPES.items() if not shape.keys() & _SPECIAL)
 """Those whose products are of plain numbers, and whose attention has one for queries, keys and values alone."""

@@ -36,6 +36,7 @@ OF_GEMMA4: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         {
             **_GEMMA4,
             "num_hidden_layers": 6,
+            "rms_norm_eps": 0.02,  # which tells whether it is scaled where what is normed is
             "layer_types": ["sliding_attention", "full_attention"] * 3,
             "attention_k_eq_v": False,
             "num_kv_shared_layers": 3,

@@ -21,6 +21,7 @@ from tercet.model.checkpoint import read_config
 
 FAMILIES = ["llama", "llama-bias-tied", "qwen3", "phi3", "gemma2", "gemma3", "gemma4", "olmo2", "granite", "qwen3-moe"]
 FAMILIES += ["mixtral", "ernie4.5", "deepseek-v3", "minicpm3", "qwen3.5", "qwen3-next", "glm4"]
+FAMILIES += [long("gemma4-told"), long("gemma4-moe")]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

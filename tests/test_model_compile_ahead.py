@@ -159,8 +159,7 @@ def test_steps_with_images_use_no_others(kind: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_steps_of_layers_of_several_sizes_use_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = steps_of("gemma4-told", max_num_seqs=20, max_num_batched_tokens=256)
-    ahead = launches(steps)
+    ahead = launches(steps := steps_of("gemma4-told", max_num_seqs=20, max_num_batched_tokens=256))
     monkeypatch.setattr(module, "_few_layers", lambda config, kept: (config, kept))
     monkeypatch.setattr(Shapes, "for_compilers", lambda self: self.for_graphs())
     assert launches(steps) <= ahead

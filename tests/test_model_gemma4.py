@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Gemma4Config
 
-from checkpoints import checkpoint, random_prompts, randomize
+from checkpoints import checkpoint, greedy, random_prompts, randomize, tokenizer
 from families import FAMILIES, SHAPE
 from loaded_weights import load, weight_list
 from paged_sequences import CPU, Sequences, make_decoder
 from tercet.model.load import open_for
 from tercet.triton_kernels.widen import plain
+from whole_engine import GREEDY, NUM_TOKENS, generate, tiny_engine
 
 _EYES: dict[str, Any] = {
     "hidden_size": 32,
@@ -52,14 +53,34 @@ def test_keys_and_values_that_nobody_reads_are_left_in_the_file(tmp_path: Path) 
         load(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe", "gemma4-told"])
-def test_logits_are_those_of_the_whole(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def whole_of(family: str, folder: Path) -> Any:
+    """A folder as from the hub, and what transformers makes of it."""
     kind, settings = FAMILIES[family]
     text = kind(**{**SHAPE, **settings})
     config = Gemma4Config(text_config=text.to_dict(), vision_config=_EYES, audio_config=_EARS)
     whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     randomize(whole, torch.Generator().manual_seed(3))
-    whole.save_pretrained(tmp_path)
+    whole.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return whole
+
+
+@pytest.mark.long
+def test_an_engine_says_what_the_whole_does(tmp_path: Path) -> None:
+    """To words; an image is refused."""
+    whole, prompts = whole_of("gemma4-told", tmp_path), random_prompts(6, 3, 60, seed=2)
+    answers = greedy(whole, prompts, NUM_TOKENS)
+    assert len(set(map(tuple, answers))) == len(answers)
+    with tiny_engine(tmp_path) as llm:
+        assert generate(llm, prompts, GREEDY) == answers
+        part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        with pytest.raises(Exception, match="images are not served with this model"):
+            llm.chat([{"role": "user", "content": [part]}], use_tqdm=False)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe", "gemma4-told"])
+def test_logits_are_those_of_the_whole(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole, settings = whole_of(family, tmp_path), FAMILIES[family][1]
     with caplog.at_level(logging.WARNING):
         assert open_for(tmp_path, CPU, sees=True).vision is None
     assert "only the language model is served" in caplog.text
