@@ -11,7 +11,7 @@ from transformers import (
     YoutuConfig,
 )
 
-_LATENTS: dict[str, Any] = {
+LATENTS: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 40,
     "q_lora_rank": 48,
@@ -36,7 +36,7 @@ OF_LATENTS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "deepseek-v2": (
         DeepseekV2Config,
         {
-            **_LATENTS,
+            **LATENTS,
             "q_lora_rank": None,
             "first_k_dense_replace": 1,
             "n_routed_experts": 6,
@@ -49,7 +49,7 @@ OF_LATENTS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "deepseek-v2-groups": (
         DeepseekV2Config,
         {
-            **_LATENTS,
+            **LATENTS,
             **_GROUPS,
             "topk_method": "group_limited_greedy",
             "n_shared_experts": 1,
@@ -59,7 +59,7 @@ OF_LATENTS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "deepseek-v3": (
         DeepseekV3Config,
         {
-            **_LATENTS,
+            **LATENTS,
             **_GROUPS,
             "qk_rope_head_dim": 16,
             "first_k_dense_replace": 1,
@@ -70,7 +70,7 @@ OF_LATENTS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "glm4-moe-lite": (
         Glm4MoeLiteConfig,
         {
-            **_LATENTS,
+            **LATENTS,
             "num_attention_heads": 6,
             "num_key_value_heads": 6,
             "n_routed_experts": 6,
@@ -80,11 +80,11 @@ OF_LATENTS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
     # Without padding: transformers makes its row of the embedding zeros when it loads one.
-    "youtu": (YoutuConfig, {**_LATENTS, "q_lora_rank": None, "rope_interleave": False, "pad_token_id": None}),
+    "youtu": (YoutuConfig, {**LATENTS, "q_lora_rank": None, "rope_interleave": False, "pad_token_id": None}),
     "minicpm3": (
         MiniCPM3Config,
         {
-            **_LATENTS,
+            **LATENTS,
             "v_head_dim": None,
             "scale_emb": 3.3,
             "dim_model_base": 16,

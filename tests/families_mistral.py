@@ -11,6 +11,8 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from families_latents import LATENTS
+
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # transformers 5.23 leaves it out
 _GROWING: dict[str, Any] = {
     "rope_parameters": {
@@ -36,12 +38,7 @@ OF_MISTRAL: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "mistral4": (
         Mistral4Config,
         {
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 40,
-            "q_lora_rank": 48,
-            "qk_nope_head_dim": 24,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 20,
+            **LATENTS,
             "first_k_dense_replace": 1,
             "n_routed_experts": 6,
             "n_shared_experts": 2,

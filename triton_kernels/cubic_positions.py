@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, check_indices, check_same, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.grid_positions import side_of_square
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import next_power_of_2
 
@@ -69,16 +69,8 @@ def add_cubic_positions(x_PD: Tensor, table_GD: Tensor, places_P2: Tensor, rows:
     Beyond its edges the table goes on as it is there. `places_P2`: each patch's row and column, int32; nobody looks
     whether they are inside. fp32 inside, rounded once; graph-safe.
     """
-    check_dtype("x", x_PD, *FLOATS)
-    check_shape("x", x_PD, None, None)
-    check_contiguous("x", x_PD)
+    side = side_of_square(x_PD, table_GD, places_P2)
     P, D = x_PD.shape
-    check_shape("table", table_GD, None, D)
-    check_same("table", table_GD, x_PD)
-    side = math.isqrt(len(table_GD))
-    if side * side != len(table_GD) or not side:
-        raise ValueError(f"table: got {len(table_GD)} rows, wanted a square")
-    check_indices("places", places_P2, x_PD, P, 2)
     if not use_kernels(x_PD):
         add_cubic_positions_reference(x_PD, table_GD, places_P2, rows, columns)
     elif P:

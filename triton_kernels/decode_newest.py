@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 
 from tercet.triton_kernels.decode_cells import as_cached, as_factor, even_first
 from tercet.triton_kernels.overlap import wait_for_previous
+from tercet.triton_kernels.partial_prologue import partner
 from tercet.triton_kernels.sinks import load_sinks
 
 
@@ -44,12 +45,6 @@ def _store_halves(ptr, columns, x, y, mask, HALF: gl.constexpr):
 
 
 @gluon.jit
-def _partner(columns, R: gl.constexpr):
-    """Of numbers that turn within the first R, where the one is that each turns with."""
-    return (columns + R // 2) % R
-
-
-@gluon.jit
 def _load_turns(ptr, columns, HALF: gl.constexpr, R: gl.constexpr):
     """Cosines and sines of a head's first half. Where few numbers turn, sines have the signs that partners get, and
     what does not turn has ones and zeros."""
@@ -69,7 +64,7 @@ def _load_norms(ptr, columns, HALF: gl.constexpr, R: gl.constexpr):
     norm0, norm1 = _load_halves(ptr, columns, HALF)
     partners = norm0
     if R < 2 * HALF:
-        partners = gl.load(ptr + _partner(columns, R), mask=columns < R, other=0.0).to(gl.float32)
+        partners = gl.load(ptr + partner(columns, R), mask=columns < R, other=0.0).to(gl.float32)
     return norm0, norm1, partners
 
 
@@ -189,9 +184,9 @@ def begin_pair(
     q_partners = x0
     k_partners = k0
     if R < D:
-        partner = _partner(columns, R)
-        q_partners = gl.load(first_ptrs + partner[None, :], mask=mine & (columns < R)[None, :], other=0.0)
-        k_partners = gl.load(heads_ptr + (H + head) * D + partner, mask=wanted & (columns < R), other=0.0)
+        places = partner(columns, R)
+        q_partners = gl.load(first_ptrs + places[None, :], mask=mine & (columns < R)[None, :], other=0.0)
+        k_partners = gl.load(heads_ptr + (H + head) * D + places, mask=wanted & (columns < R), other=0.0)
         q_partners = q_partners.to(gl.float32)
         k_partners = k_partners.to(gl.float32)
     v0 = gl.load(k_ptrs + KV_HEADS * D, mask=wanted, other=0.0)

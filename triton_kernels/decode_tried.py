@@ -23,11 +23,11 @@ from tercet.triton_kernels.few_tiles import (
     load_tile,
     load_turns,
     pages_of,
-    partner,
     turn_heads,
 )
 from tercet.triton_kernels.merge_parts import add_all_parts
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.partial_prologue import partner
 from tercet.triton_kernels.sinks import load_sinks
 from tercet.triton_kernels.tiles import dot_block, next_power_of_2
 from tercet.triton_kernels.windows import first_seen

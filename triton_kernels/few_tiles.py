@@ -10,17 +10,12 @@ import triton.language as tl
 
 from tercet.triton_kernels.attention_prologue import norm_and_turn
 from tercet.triton_kernels.cells import as_factor
+from tercet.triton_kernels.partial_prologue import partner
 
 
 @triton.jit
 def load_halves(ptr, columns, HALF: tl.constexpr):
     return tl.load(ptr + columns).to(tl.float32), tl.load(ptr + HALF + columns).to(tl.float32)
-
-
-@triton.jit
-def partner(columns, R: tl.constexpr):
-    """Of numbers that turn within the first R, where the one is that each turns with."""
-    return (columns + R // 2) % R
 
 
 @triton.jit

@@ -47,22 +47,28 @@ def _grid_positions_kernel(
     tl.store(x_ptr + patch * D + numbers, y.to(x_ptr.dtype.element_ty), mask=mask)
 
 
+def side_of_square(x_PD: Tensor, table_GD: Tensor, places_P2: Tensor) -> int:
+    """Of what a table of positions is, if it fits these patches, or raise."""
+    check_dtype("x", x_PD, *FLOATS)
+    check_shape("x", x_PD, None, None)
+    check_contiguous("x", x_PD)
+    check_shape("table", table_GD, None, x_PD.shape[1])
+    check_same("table", table_GD, x_PD)
+    side = math.isqrt(len(table_GD))
+    if side * side != len(table_GD) or not side:
+        raise ValueError(f"table: got {len(table_GD)} rows, wanted a square")
+    check_indices("places", places_P2, x_PD, len(x_PD), 2)
+    return side
+
+
 def add_grid_positions(x_PD: Tensor, table_GD: Tensor, places_P2: Tensor, rows: int, columns: int) -> None:
     """Add to each patch, in place, what lies at its place when the table is stretched over so many rows and columns.
 
     The corners of both meet; between positions all is linear. `places_P2`: each patch's row and column, int32; nobody
     looks whether they are inside. fp32 inside, rounded once; graph-safe.
     """
-    check_dtype("x", x_PD, *FLOATS)
-    check_shape("x", x_PD, None, None)
-    check_contiguous("x", x_PD)
+    side = side_of_square(x_PD, table_GD, places_P2)
     P, D = x_PD.shape
-    check_shape("table", table_GD, None, D)
-    check_same("table", table_GD, x_PD)
-    side = math.isqrt(len(table_GD))
-    if side * side != len(table_GD) or not side:
-        raise ValueError(f"table: got {len(table_GD)} rows, wanted a square")
-    check_indices("places", places_P2, x_PD, P, 2)
     if not use_kernels(x_PD):
         add_grid_positions_reference(x_PD, table_GD, places_P2, rows, columns)
     elif P:

@@ -13,6 +13,12 @@ _SIZES = ["T", "num_cells", "P", "first_row"]
 
 
 @triton.jit
+def partner(columns, R: tl.constexpr):
+    """Of numbers that turn within the first R, where the one is that each turns with."""
+    return (columns + R // 2) % R
+
+
+@triton.jit
 def _load_heads(
     from_ptrs, inside, D: tl.constexpr, R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HALF: tl.constexpr,
     NORM: tl.constexpr,
@@ -22,7 +28,7 @@ def _load_heads(
     columns, few = tl.arange(0, BLOCK_D)[None, :], tl.arange(0, BLOCK_HALF)[None, :]
     turning = tl.load(from_ptrs + columns, mask=inside & (columns < R), other=0.0)
     rest = tl.load(from_ptrs + columns, mask=inside & (columns >= R) & (columns < D), other=0.0)
-    partners = tl.load(from_ptrs + (columns + HALF) % R, mask=inside & (columns < R), other=0.0)
+    partners = tl.load(from_ptrs + partner(columns, R), mask=inside & (columns < R), other=0.0)
     x, y = turning, turning
     if NORM:
         x = tl.load(from_ptrs + few, mask=inside & (few < HALF), other=0.0)
@@ -69,7 +75,6 @@ def partial_prologue_kernel(
     cell = tl.load(kv_slots_ptr + token, mask=real, other=-1).to(tl.int64)
     columns = tl.arange(0, BLOCK_D)[None, :]
     turns = columns < R
-    partner = (columns + HALF) % R
     turn_ptrs = cos_sin_ptr + position * R + columns % HALF
     cos = tl.load(turn_ptrs, mask=turns, other=1.0)
     sin = tl.load(turn_ptrs + HALF, mask=turns, other=0.0)
@@ -78,9 +83,9 @@ def partial_prologue_kernel(
     k_norm, k_partners = 1.0, 1.0
     if NORM:
         q_norm = tl.load(q_norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
-        q_partners = tl.load(q_norm_ptr + partner, mask=turns, other=0.0).to(tl.float32)
+        q_partners = tl.load(q_norm_ptr + partner(columns, R), mask=turns, other=0.0).to(tl.float32)
         k_norm = tl.load(k_norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
-        k_partners = tl.load(k_norm_ptr + partner, mask=turns, other=0.0).to(tl.float32)
+        k_partners = tl.load(k_norm_ptr + partner(columns, R), mask=turns, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
     if real:
         heads, kv_heads = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_KV)[:, None]
