@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from tercet.model.checkpoint import open_model, read_config
 from tercet.model.kv_cache import cache_dtype
 from tercet.model.load import Opened, load_decoder, open_for, resolve_dtype
 from tercet.model.parallel import Group
+from tercet.model.weights import expected_shapes
 from tercet.triton_kernels.dispatch import Gpu, pretending
-from weight_sizes import num_in_matrices
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 ALONE = Group.single(CPU)
@@ -119,7 +120,7 @@ _BILLIONS = {
     "llama-3.2-1b": 1.24, "llama-3.1-8b": 8.0, "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8,
     "deepseek-v2-lite": 15.7, "moonlight-16b-a3b": 15.96, "glm-4.7-flash": 29.9,
     "qwen3-vl-2b": 1.72, "qwen3-vl-8b": 8.2, "qwen3.5-9b-seeing": 9.0, "gemma-3-4b": 3.9,
-    "internvl3.5-8b": 8.2, "glm-4.1v-9b": 9.4,
+    "internvl3.5-8b": 8.2, "glm-4.1v-9b": 9.4, "gemma-4-31b": 30.70, "gemma-4-26b-a4b": 25.23, "gemma-4-e2b": 4.63,
     "qwen3.5-0.8b": 0.75, "qwen3.5-9b": 9.0, "qwen3.5-27b": 27, "qwen3.5-35b-a3b": 34.7, "qwen3-next-80b-a3b": 79.7,
     "granite-4.0-h-tiny": 6.9, "granite-4.0-h-small": 32.2, "nemotron-3-nano-30b-a3b": 31.6,
 }  # fmt: skip
@@ -128,7 +129,7 @@ _BILLIONS = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_public_shapes_are_supported(name: str, tmp_path: Path) -> None:
     config = read_config(write_shape(name, tmp_path / name))
-    billions = num_in_matrices(config) / 1e9
+    billions = sum(map(prod, expected_shapes(config).values())) / 1e9
     assert billions == pytest.approx(_BILLIONS[name], rel=0.01)
     assert json.loads((tmp_path / name / "config.json").read_text()) == SHAPES[name]
     with pytest.raises(ValueError, match="shape 'gpt-2' is unknown"):
