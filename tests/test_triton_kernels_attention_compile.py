@@ -47,6 +47,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         (89, 64, 1, 192, 300, {}),
         (90, 64, 8, 64, 300, {"sinks_H": True}),
         (90, 8, 4, 256, 300, {"window": 1024}),
+        long(90, 64, 8, 64, 3000, {"window": 512, "sinks_H": True}),
         long(90, 64, 8, 64, 3000, {"window": 128, "sinks_H": True}),
         (89, 64, 8, 64, 300, {"window": 128, "sinks_H": True}),
         long(80, 8, 8, 80, 300, {"sinks_H": True}),
@@ -85,6 +86,7 @@ def test_compile(
     if capability == 90:
         assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
         known = head_dim in (64, 128, 256) and options.keys() <= {"window", "sinks_H"}
+        known = known and options.get("window", 512) >= 256  # a short one is mostly ends
         assert (prefill.name == "hopper_prefill_kernel") == known
         assert "wgmma" in prefill.asm["ptx"]
         if known:  # few tiles leave multiprocessors to smaller ones
