@@ -26,6 +26,7 @@ _EYES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "position_embedding_size": 16,
+    "use_clipped_linears": True,  # as in the small ones, whose towers are left out
 }
 _EARS: dict[str, Any] = {
     "hidden_size": 32,
