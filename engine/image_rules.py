@@ -109,8 +109,8 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
     name = architectures[0] if isinstance(architectures, list) and len(architectures) == 1 else None
     if not isinstance(name, str) or name not in _IMAGE_TOKENS:
         return None
-    if name == _GEMMA_4 and (not (eye := eye_of(whole)) or eye.get("use_clipped_linears")):
-        return None  # then the language model is served alone
+    if name == _GEMMA_4 and not eye_of(whole):
+        return None
     file, said = processor_of(model_path)
     for field, only in (_ONLY_OF_TILES if name == _INTERNVL else _ONLY).items():
         if said.get(field) not in (only, None):

@@ -33,13 +33,11 @@ _AS_THEY_ARE: Normalisation = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
 
 def gemma4_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionConfig | None:
-    """From the whole config.json and the settings of images; None where there is no tower, or one whose products are
-    clipped, as in the small models. ValueError names the field that is missing, wrong or not supported."""
+    """From the whole config.json and the settings of images; None where there is no tower. ValueError names the field
+    that is missing, wrong or not supported."""
     if not raw.get("vision_config"):
         return None
     config = vision_fields(raw, _DEFAULTS)
-    if flag(config, "use_clipped_linears"):
-        return None
     check_only(config, _ONLY, "vision_config.")
     sizes, patch, merge = sizes_of(config, of_text(raw), _TEXT_SIZE), *_sides(config)
     heads, size = sizes["num_heads"], sizes["hidden_size"] // sizes["num_heads"]
@@ -69,6 +67,7 @@ def gemma4_vision(raw: Mapping[str, Any], images: Mapping[str, Any]) -> VisionCo
         shared_angles=True,
         axis_positions=positions,
         head_norms=True,
+        clipped=flag(config, "use_clipped_linears"),
         standardized=flag(config, "standardize"),
         both_ways=of_text(raw).get("use_bidirectional_attention") == "vision",
         in_windows=True,

@@ -81,6 +81,8 @@ class VisionConfig:
     """Queries of a patch are normed, all heads' as one row, and so are keys."""
     head_norms: bool = False
     """Queries, keys and values of each head are normed by themselves, and scores are not divided."""
+    clipped: bool = False
+    """What goes into the layers' products, and what comes out, is clipped, by bounds that files have."""
     standardized: bool = False
     """What is made of a token's patches is shifted and scaled, each number of it by itself."""
     out_inner_size: int = 0

@@ -8,12 +8,14 @@ size, E numbers of a token's patches, O the language model's hidden size, F inne
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from tercet.model.image_grid import ImageGrid
 from tercet.model.linear import linear
 from tercet.model.vision_config import VisionConfig
 from tercet.model.vision_weights import (
+    ClippedLinear,
     GatedMerger,
     Linear,
     MeanPooler,
@@ -25,6 +27,7 @@ from tercet.model.vision_weights import (
 )
 from tercet.triton_kernels.add_normed import add_normed, add_normed_rms_norm
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
+from tercet.triton_kernels.clamp_into import clamp_into
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.full_attention import full_attention
 from tercet.triton_kernels.gelu import gelu
@@ -132,8 +135,19 @@ class VisionLayers:
             joined_NE = self.linear(joined_NE, merger.join)
         return self.linear(gelu(self.linear(joined_NE, merger.first), "exact"), merger.second)
 
-    def linear(self, x_MK: Tensor, by: Linear) -> Tensor:
+    def linear(self, x_MK: Tensor, by: Linear | ClippedLinear) -> Tensor:
+        if isinstance(by, ClippedLinear):
+            return self._clipped(x_MK, by)
         return linear(x_MK, by.weight_NK, by.bias_N, deterministic=self._deterministic)
+
+    def _clipped(self, x_MK: Tensor, by: ClippedLinear) -> Tensor:
+        made_MN, first = x_MK.new_empty(len(x_MK), sum(map(len, by.weights))), 0
+        for weight_NK, (going_in_2, coming_out_2) in zip(by.weights, by.bounds_P22, strict=True):
+            clipped_MK = clamp_into(x_MK, going_in_2, torch.empty_like(x_MK))
+            part_MN = linear(clipped_MK, weight_NK, None, deterministic=self._deterministic)
+            clamp_into(part_MN, coming_out_2, made_MN, first)
+            first += len(weight_NK)
+        return made_MN
 
     def _attended(self, normed_PD: Tensor, layer: VisionLayer, segments: Segments, index: int) -> Tensor:
         heads, grid = self._config.num_heads, segments.grid

@@ -73,6 +73,15 @@ class VisionPlaces:
                 self.fill(f"{name}.bias", bias_N[own])
         return Linear(weight_NK, bias_N)
 
+    def bounds(self, names: Sequence[str]) -> Tensor:
+        """Of products: what clips what goes in and what comes out."""
+        bounds_P22 = torch.empty(len(names), 2, 2, dtype=torch.float32, device=self._device)
+        for name, bounds_22 in zip(names, bounds_P22, strict=True):
+            for what, ends in zip(("input", "output"), bounds_22, strict=True):
+                for end, into in zip(("min", "max"), ends.split(1), strict=True):
+                    self.moves.append(Move(f"{name}.{what}_{end}", (), 0, 0, 1, into))
+        return bounds_P22
+
     def empty_linear(self, rows: int, columns: int) -> Linear:
         """One that something else fills."""
         return Linear(self._empty(rows, columns), None)

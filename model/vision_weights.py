@@ -40,14 +40,23 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class ClippedLinear:
+    """Products of the same rows, side by side, of each of which both what goes in and what comes out is clipped."""
+
+    weights: tuple[Tensor, ...]
+    bounds_P22: Tensor
+    """Of each the lower and the upper bound of what goes in, then of what comes out, in fp32."""
+
+
+@dataclass(frozen=True)
 class VisionLayer:
     norm1: Norm
-    qkv: Linear
-    o: Linear
+    qkv: Linear | ClippedLinear
+    o: Linear | ClippedLinear
     norm2: Norm
-    up: Linear
+    up: Linear | ClippedLinear
     """[F, D], or [2 F, D]: rows for gates, then the others."""
-    down: Linear
+    down: Linear | ClippedLinear
     qk_norm_J: Tensor | None = None
     """What queries are scaled by when they are normed, all heads' as one row, then keys."""
     scales: tuple[Tensor, Tensor] | None = None
@@ -127,6 +136,7 @@ class VisionWeights:
             if layer.scales is None:
                 continue
             for product, scale_D in zip((layer.o, layer.down), layer.scales, strict=True):
+                assert isinstance(product, Linear)
                 product.weight_NK.copy_(product.weight_NK.float() * scale_D[:, None])
                 if product.bias_N is not None:
                     product.bias_N.copy_(product.bias_N.float() * scale_D)

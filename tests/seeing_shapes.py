@@ -143,7 +143,7 @@ SHAPES |= {
     ),
     "gemma4-told": (
         Gemma4Config,
-        {**_GEMMA_4S_EYES, "standardize": False},
+        {**_GEMMA_4S_EYES, "standardize": False, "use_clipped_linears": True},
         {**SHAPE, **FAMILIES["gemma4-told"][1], "pad_token_id": 7},
     ),
 }

@@ -31,7 +31,7 @@ def test_public_files(tmp_path: Path) -> None:
     wanted = ImageRules(258880, 16, 3, TokenBound(280), marks=marks)
     assert rules_of(tmp_path, whole("31B"), PROCESSOR, "processor_config.json") == wanted
     assert wanted.most_seen == 280
-    assert rules_of(tmp_path, whole("E2B"), None) is None
+    assert rules_of(tmp_path, whole("E2B"), None, "processor_config.json") == wanted
     assert rules_of(tmp_path, whole("31B") | {"vision_config": None}, None) is None
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": _ADDED[:2]}))
     with pytest.raises(UnsupportedModel, match=r"no added token 258882 \(eoi_token_id\); want one; --limit-mm"):

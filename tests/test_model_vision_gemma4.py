@@ -1,4 +1,4 @@
-"""What config.json says of Gemma 4's vision tower, what transformers assumes of it, what is left out or refused."""
+"""What config.json says of Gemma 4's vision tower, what transformers assumes of it, and what is refused."""
 
 import json
 import re
@@ -41,9 +41,16 @@ def test_public_files(tmp_path: Path) -> None:
     assert read_vision_config(tmp_path, whole("26B-A4B", use_bidirectional_attention=None)).at_once == 0  # type: ignore[union-attr]
 
 
-def test_what_is_left_out(tmp_path: Path) -> None:
+def test_small_ones(tmp_path: Path) -> None:
+    """Their images are read as words are."""
+    config = read_vision_config(tmp_path, whole("E2B"))
+    assert config is not None
+    assert (config.head_dim, config.out_size, config.at_once) == (64, 1536, 0)
+    assert (config.clipped, config.standardized) == (True, False)
+
+
+def test_models_without_a_tower(tmp_path: Path) -> None:
     """Then the language model is served alone."""
-    assert read_vision_config(tmp_path, whole("E2B")) is None
     assert read_vision_config(tmp_path, whole("31B") | {"vision_config": None}) is None
 
 

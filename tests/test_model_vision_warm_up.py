@@ -38,6 +38,7 @@ _DEEP = {"depth": 2, "deepstack_visual_indexes": [0]}
         ("mistral3", _TOWER, False),
         ("gemma3", _SIGLIP, False),
         ("gemma4", _GEMMA_4, False),
+        ("gemma4", {"model_type": "gemma4_vision", "num_hidden_layers": 2, "use_clipped_linears": True}, False),
         ("internvl", _INTERNVIT, False),
         ("glm4v", {"depth": 2}, False),
         long("glm4v_moe", {"depth": 2, "intermediate_size": 10944}, True),

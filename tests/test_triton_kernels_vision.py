@@ -16,6 +16,7 @@ from covering import long
 from interpreted import rerun_interpreted
 from places import PLACES, ROUNDING, Place
 from tercet.triton_kernels.axis_turns import axis_turns
+from tercet.triton_kernels.clamp_into import clamp_into
 from tercet.triton_kernels.cubic_positions import add_cubic_positions
 from tercet.triton_kernels.full_attention import full_attention
 from tercet.triton_kernels.gelu import KINDS, gelu
@@ -25,6 +26,7 @@ from tercet.triton_kernels.image_patches import image_patches
 from tercet.triton_kernels.image_rows import IMAGE_IDS, place_image_rows
 from tercet.triton_kernels.layer_norm import add_layer_norm, layer_norm
 from tercet.triton_kernels.mean_rows import mean_rows
+from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.tile_rows import tile_rows
 from tercet.triton_kernels.turn_rows import turn_rows
 
@@ -95,6 +97,17 @@ def test_mean_rows(place: Place, tokens: int, count: int, size: int) -> None:
     bias, scale = (place.random(size).float() for _ in range(2))
     got = mean_rows(x, count, 3.3, (bias, scale))
     place.check_rounded(got, (3.3 * mean - bias.double()) * scale.double())
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(3, 1500), (5, 48), (0, 8)])
+def test_clamp_into(place: Place, tokens: int, size: int) -> None:
+    """Among columns of others, which stay."""
+    x, out, bounds = place.random(tokens, size), place.random(tokens, size + 9), place.random(2).float()
+    bounds = torch.stack((-bounds[0].abs() - 0.1, bounds[1].abs() + 0.1))
+    wanted = out.double()
+    wanted[:, 4 : 4 + size] = x.double().clamp(*bounds.double())
+    assert clamp_into(x, bounds, out, 4) is out
+    place.check_rounded(out, wanted)
 
 
 @pytest.mark.parametrize(("tokens", "heads", "size"), [(3, 16, 72), (5, 3, 16), (2, 1, 4), (0, 2, 8)])
@@ -242,6 +255,15 @@ def test_image_rows(place: Place, add: bool) -> None:
     place.check_rounded(stream, wanted)
 
 
+@pytest.mark.parametrize("start", [0, 700])
+def test_rows_of_a_table_where_images_are(place: Place, start: int) -> None:
+    table, ids = place.random(9, 72), place.ints([IMAGE_IDS, start + 2, 2**31 - 1])
+    wanted = table.double()[[3, 2, 3]] * 1.7
+    place.check_rounded(scaled_embedding(ids, table, start, 1.7, start + 3), wanted)
+    wanted[[0, 2]] = 0.0
+    place.check_rounded(scaled_embedding(ids, table, start, 1.7), wanted)
+
+
 def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     x, w, ints = torch.randn(4, 8), torch.randn(8), torch.zeros(4, 2, dtype=torch.int32)
     pixels, normal, qkv = torch.zeros(6, 4, 3, dtype=torch.uint8), torch.zeros(2, 3), torch.randn(4, 24)
@@ -259,6 +281,7 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "x: got strides [1, 8]", lambda: gelu(x.T, "tanh")
     yield "x: got 4 rows, wanted a multiple of 3", lambda: mean_rows(x, 3)
     yield "scale: got shape [7], wanted [8]", lambda: mean_rows(x, 2, 1.0, (w, w[:7]))
+    yield "first: got 1, wanted 0 to 0", lambda: clamp_into(x, w[:2], x, 1)
     yield "weight: got shape [2, 8], wanted [3, 8]", lambda: norm_heads(qkv, x[:2], 1, EPS)
     yield "table: got 9 rows, wanted a square and one more", lambda: tile_rows(x, w, torch.zeros(9, 8), ints)
     yield "x: got 4 rows, wanted a multiple of 9", lambda: tile_rows(x, w, torch.zeros(10, 8), ints)

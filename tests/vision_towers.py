@@ -125,7 +125,7 @@ KINDS["gemma4"] = (
     Gemma4Config,
     Gemma4Model,
     {
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 2,  # scores are not divided, so each layer makes much of what the last one rounded
         "num_attention_heads": 3,
         "num_key_value_heads": 3,
         "head_dim": 16,
@@ -138,11 +138,17 @@ KINDS["gemma4"] = (
         "standardize": True,
     },
 )
+KINDS["gemma4-clipped"] = (  # as in small ones
+    Gemma4Config,
+    Gemma4Model,
+    {**KINDS["gemma4"][2], "standardize": False, "use_clipped_linears": True},
+)
 _TEXT = {"model_type": "mistral", "hidden_size": OUT, "rms_norm_eps": 1e-3}
 _INSIDE = {
     "mistral3": ("pixtral", "mistral"),
     "gemma3": ("siglip_vision_model", "gemma3_text"),
     "gemma4": ("gemma4_vision", "gemma4_text"),
+    "gemma4-clipped": ("gemma4_vision", "gemma4_text"),
     "internvl": ("internvl_vision", "qwen3"),
     "internvl-large": ("internvl_vision", "llama"),
 }
@@ -213,6 +219,8 @@ def make_tower(folder: Path, kind: str, *, seed: int = 0, base: str = "model.", 
     for name, buffer in model.named_buffers():
         if name.startswith("vision_tower.std_"):
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3 + 1)
+        elif name.endswith(("put_min", "put_max")):
+            buffer.fill_((0.4 + torch.rand((), generator=generator)) * (-1 if name.endswith("min") else 1))
     raw, prefix, tensors = {"model_type": kind, "vision_config": config.to_dict()}, f"{base}visual.", model.state_dict()
     if kind in _INSIDE:
         raw, prefix = config.to_dict(), base
