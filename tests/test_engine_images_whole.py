@@ -138,7 +138,6 @@ def test_what_must_not_matter(kind: str, options: dict[str, Any]) -> None:
         ("qwen3.5", {"method": "mtp"}),
         long("qwen3-vl", {"method": "ngram", "prompt_lookup_min": 1}),
         long("gemma3", {"method": "ngram", "prompt_lookup_min": 1}),
-        long("gemma4-told", {"method": "ngram", "prompt_lookup_min": 1}),
         long("internvl", {"method": "ngram", "prompt_lookup_min": 1}),
         long("glm4v", {"method": "ngram", "prompt_lookup_min": 1}),
     ],

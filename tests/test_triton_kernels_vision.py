@@ -26,7 +26,6 @@ from tercet.triton_kernels.image_patches import image_patches
 from tercet.triton_kernels.image_rows import IMAGE_IDS, place_image_rows
 from tercet.triton_kernels.layer_norm import add_layer_norm, layer_norm
 from tercet.triton_kernels.mean_rows import mean_rows
-from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.tile_rows import tile_rows
 from tercet.triton_kernels.turn_rows import turn_rows
 
@@ -253,15 +252,6 @@ def test_image_rows(place: Place, add: bool) -> None:
     wanted[[1, 3]] = rows[[1, 3]].double() + (wanted[[1, 3]] if add else 0)
     place_image_rows(stream, place.ints(ids), rows, add=add)
     place.check_rounded(stream, wanted)
-
-
-@pytest.mark.parametrize("start", [0, 700])
-def test_rows_of_a_table_where_images_are(place: Place, start: int) -> None:
-    table, ids = place.random(9, 72), place.ints([IMAGE_IDS, start + 2, 2**31 - 1])
-    wanted = table.double()[[3, 2, 3]] * 1.7
-    place.check_rounded(scaled_embedding(ids, table, start, 1.7, start + 3), wanted)
-    wanted[[0, 2]] = 0.0
-    place.check_rounded(scaled_embedding(ids, table, start, 1.7), wanted)
 
 
 def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -125,7 +125,7 @@ KINDS["gemma4"] = (
     Gemma4Config,
     Gemma4Model,
     {
-        "num_hidden_layers": 2,  # scores are not divided, so each layer makes much of what the last one rounded
+        "num_hidden_layers": 4,
         "num_attention_heads": 3,
         "num_key_value_heads": 3,
         "head_dim": 16,
@@ -216,6 +216,9 @@ def make_tower(folder: Path, kind: str, *, seed: int = 0, base: str = "model.", 
     for parameter in model.parameters():
         spread = torch.randn(parameter.shape, generator=generator)
         parameter.data = spread / spread[0].numel() ** 0.5 if spread.ndim > 1 else parameter.data + spread * 0.1
+    for name, parameter in model.named_parameters():
+        if kind.startswith("gemma4") and name.endswith("self_attn.q_norm.weight"):
+            parameter.data *= len(parameter) ** -0.5  # its scores are not divided
     for name, buffer in model.named_buffers():
         if name.startswith("vision_tower.std_"):
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3 + 1)
