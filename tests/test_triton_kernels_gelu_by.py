@@ -1,5 +1,5 @@
-"""What layers are told beside the stream: gelu(gate) times numbers that lie elsewhere, of all tokens and of some; rows of
-a table, for tokens of images, too. Bad input, other cards."""
+"""What layers are told beside the stream: gelu(gate) times numbers that lie elsewhere, of all tokens and of some; rows
+of a table, for tokens of images, too. Bad input, other cards."""
 
 from collections.abc import Callable
 

@@ -207,6 +207,7 @@ def make_tower(folder: Path, kind: str, *, seed: int = 0, base: str = "model.", 
     if kind in _INSIDE:
         text = {**_TEXT, "vocab_size": 3, "num_hidden_layers": 1, "intermediate_size": 8, "num_attention_heads": 2}
         tower, text["model_type"] = _INSIDE[kind]
+        text |= {"hidden_size_per_layer_input": 0} if kind.startswith("gemma4") else {}
         shared = {name: own.pop(name) for name in _OF_WHOLE if name in own}
         config = config_class(vision_config={"model_type": tower, **own}, text_config=text, **shared)
     else:
