@@ -121,6 +121,7 @@ PROCESSOR: dict[str, Any] = {
         "pooling_kernel_size": 3,
         "resample": 3,
         "rescale_factor": 0.00392156862745098,
+        "size": {"height": 224, "width": 224},  # which its image processor does not read
     },
     "image_seq_length": 280,
     "processor_class": "Gemma4Processor",
