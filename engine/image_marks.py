@@ -1,4 +1,4 @@
-"""What is written around an image in the text of a prompt, where a model has that: Gemma 3, InternVL.
+"""What is written around an image in the text of a prompt, where a model has that: Gemma 3 and 4, InternVL.
 
 A template writes one word for an image; what prepares prompts writes more in its place, and all of it becomes tokens
 together, line breaks with those of the text around. The words are read from the tokenizer's files, once, at start.
@@ -15,6 +15,8 @@ from tercet.engine.json_file import read_object
 
 _FIELDS = {"boi_token_index": 255_999, "eoi_token_index": 256_000}
 """Of config.json: ids of what stands ahead of an image and behind, and what they are where it is silent."""
+_FOURTHS = {"boi_token_id": 255_999, "eoi_token_id": 258_882}
+"""The same of Gemma 4."""
 _NAMES = {"start_image_token": "<img>", "end_image_token": "</img>"}
 """The same of a tokenizer's settings, which have the words themselves."""
 
@@ -36,6 +38,15 @@ def read_gemmas_marks(folder: Path, whole: Mapping[str, Any], token_id: int) -> 
     ids = {field: whole.get(field, usual) for field, usual in _FIELDS.items()} | {"image_token_index": token_id}
     begin, end, place = (_word(folder, names, number, field) for field, number in ids.items())
     return Marks(begin, f"\n\n{begin}{place}{end}\n\n")
+
+
+def read_gemma_4s_marks(folder: Path, whole: Mapping[str, Any], token_id: int) -> Marks | None:
+    """The same. What stands for an image keeps its place, too."""
+    if (names := _added(folder)) is None:
+        return None
+    ids = {field: whole.get(field, usual) for field, usual in _FOURTHS.items()} | {"image_token_id": token_id}
+    begin, end, place = (_word(folder, names, number, field) for field, number in ids.items())
+    return Marks(place, f"{begin}{place}{end}")
 
 
 def read_internvls_marks(folder: Path, token_id: int) -> Marks | None:

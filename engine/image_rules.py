@@ -17,13 +17,13 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.image_breaks import Breaks, read_breaks
 from tercet.engine.image_fields import agreed, eye_of, is_whole, processor_of, side_of
-from tercet.engine.image_marks import Marks, read_gemmas_marks, read_internvls_marks
+from tercet.engine.image_marks import Marks, read_gemma_4s_marks, read_gemmas_marks, read_internvls_marks
 from tercet.engine.image_settings import MOST_TILES, TEXT_ALONE, ProcessorSettings
-from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, SizeBounds, Tiles
+from tercet.engine.image_sizes import OneSize, PixelBounds, SideBounds, SizeBounds, Tiles, TokenBound
 from tercet.engine.json_file import read_object
 
 _PIXTRAL, _GEMMA = "Mistral3ForConditionalGeneration", "Gemma3ForConditionalGeneration"
-_INTERNVL = "InternVLForConditionalGeneration"
+_INTERNVL, _GEMMA_4 = "InternVLForConditionalGeneration", "Gemma4ForConditionalGeneration"
 _GLMS = {
     f"{name}ForConditionalGeneration": token
     for name, token in (("Glm4v", 151343), ("Glm46V", 151343), ("Glm4vMoe", 151363))
@@ -37,6 +37,7 @@ _IMAGE_TOKENS = {
     "Qwen3_5MoeForConditionalGeneration": 248056,
     _PIXTRAL: 10,
     _GEMMA: 262144,
+    _GEMMA_4: 258880,
     _INTERNVL: 151667,
     **_GLMS,
 }
@@ -108,6 +109,8 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
     name = architectures[0] if isinstance(architectures, list) and len(architectures) == 1 else None
     if not isinstance(name, str) or name not in _IMAGE_TOKENS:
         return None
+    if name == _GEMMA_4 and not eye_of(whole):
+        return None
     file, said = processor_of(model_path)
     for field, only in (_ONLY_OF_TILES if name == _INTERNVL else _ONLY).items():
         if said.get(field) not in (only, None):
@@ -127,6 +130,9 @@ def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | Non
     if name == _INTERNVL:
         marks = read_internvls_marks(model_path, token_id)
         return ImageRules(token_id, *_internvits_sides(model_path, whole, file, said, config), resample, marks=marks)
+    if name == _GEMMA_4:
+        marks = read_gemma_4s_marks(model_path, whole, token_id)
+        return ImageRules(token_id, *_gemma_4s_sides(model_path, whole, file, said, config), resample, marks=marks)
     sides = _qwens_sides(model_path, whole, file, said)
     if name in _GLMS:
         frames = _frames(model_path, whole, file, said)
@@ -177,6 +183,19 @@ def _siglips_sides(
         text = f"{where}: images of {side} pixels a side with patches of {patch} become {tokens} tokens"
         raise UnsupportedModel(f"{text}; want a square of them, each of as many whole patches{TEXT_ALONE}")
     return patch, side // patch // length, OneSize(side, side)
+
+
+def _gemma_4s_sides(
+    folder: Path, whole: Mapping[str, Any], file: Path, said: Mapping[str, Any], config: EngineConfig
+) -> tuple[int, int, TokenBound]:
+    """The same, and how many tokens an image may have."""
+    _check_kwargs(config, "a bound of tokens")
+    where, eye = folder / "config.json", eye_of(whole)
+    patch, merge = (
+        agreed((eye.get(name), where, name), (said.get(name), file, name), usual)
+        for name, usual in (("patch_size", 16), ("pooling_kernel_size", 3))
+    )
+    return patch, merge, TokenBound(side_of(said.get("max_soft_tokens"), file, "max_soft_tokens") or 280)
 
 
 def _internvits_sides(

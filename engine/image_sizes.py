@@ -124,4 +124,25 @@ def _with_small(squares: int) -> int:
     return squares + 1 if squares > 1 else 1
 
 
-SizeBounds = PixelBounds | SideBounds | OneSize | Tiles
+@dataclass(frozen=True)
+class TokenBound:
+    """An image is made as large as fits in so many tokens, whatever size it has: Gemma 4."""
+
+    most: int
+
+    def final_size(self, height: int, width: int, unit: int) -> tuple[int, int]:
+        """As above. What is more stretched than its tokens in one row has these, or as many as it is stretched."""
+        factor = math.sqrt(self.most * unit**2 / (height * width))
+        rows, columns = math.floor(factor * height / unit), math.floor(factor * width / unit)
+        if not rows:
+            rows, columns = 1, min(width // height, self.most)
+        elif not columns:
+            rows, columns = min(height // width, self.most), 1
+        return rows * unit, columns * unit
+
+    def most_tokens(self, unit: int) -> int:
+        """As above."""
+        return self.most
+
+
+SizeBounds = PixelBounds | SideBounds | OneSize | Tiles | TokenBound

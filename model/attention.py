@@ -95,7 +95,7 @@ class Attention:
                 window=self.scoring.window,
                 softcap=self.scoring.softcap,
                 sinks_H=self.scoring.sinks_H,
-                ends_T=inputs.ends_T,
+                ends_T=inputs.ends_for(self.scoring.window),
                 out=out_THD[num_decodes:],
             )
         out_TH = out_THD.flatten(1)

@@ -94,7 +94,9 @@ class AttentionPlan:
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
             works = {
-                kind: plan_prefill(*chunks, num_tokens, num_heads, k_cache, scoring, deep=deep, ends_T=inputs.ends_T)
+                kind: plan_prefill(
+                    *chunks, num_tokens, num_heads, k_cache, scoring, deep=deep, ends_T=inputs.ends_for(kind.window)
+                )
                 for kind, (scoring, k_cache, _) in kinds.items()
             }
             # Few tokens are attended to in parts sooner than some of them whole.

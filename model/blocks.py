@@ -196,6 +196,8 @@ class LayerInputs:
     """Numbers for one layer."""
     count: int
     """Layers that the checkpoint has such numbers for."""
+    image_id: int = 0
+    """Tokens of images have those of the token with this id."""
 
     @property
     def width(self) -> int:

@@ -53,7 +53,10 @@ def layer_inputs(config: Mapping[str, Any], family: str) -> LayerInputs | None:
     vocab_size, known = positive(config, "vocab_size"), positive(config, "vocab_size_per_layer_input")
     if known != vocab_size:
         raise ValueError(f"config.json: vocab_size_per_layer_input is {known}; supported: vocab_size ({vocab_size})")
-    return LayerInputs(positive(config, "hidden_size_per_layer_input"), config["num_hidden_layers"])
+    padding = config.get("pad_token_id") or 0
+    if not isinstance(padding, int) or not 0 <= padding < vocab_size:
+        raise ValueError(f"config.json: pad_token_id is {padding!r}; want a number from 0 to {vocab_size - 1}")
+    return LayerInputs(positive(config, "hidden_size_per_layer_input"), config["num_hidden_layers"], padding)
 
 
 def _first_borrower(config: Mapping[str, Any], windows: tuple[int, ...]) -> int:

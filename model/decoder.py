@@ -232,10 +232,12 @@ class Decoder:
         images, ids_T = inputs.image_rows, inputs.input_ids_T
         if images is not None:
             place_image_rows(beginning.stream_TD, ids_T, images.stream_TD, add=False)
-        told_TX = None if self.weights.inputs is None else layer_inputs(
-            ids_T, beginning.stream_TD, self.weights.inputs, self.group, self.config.rms_norm_eps,
-            deterministic=self.deterministic,
-        )  # fmt: skip
+        told_TX, how = None, self.config.layer_inputs
+        if self.weights.inputs is not None and how is not None:
+            told_TX = layer_inputs(
+                ids_T, beginning.stream_TD, self.weights.inputs, self.group, self.config.rms_norm_eps, how.image_id,
+                deterministic=self.deterministic,
+            )  # fmt: skip
         residual = self._residual(beginning, inputs, whole=whole)
         for index, (layer, place) in enumerate(
             zip(self._layers, held_by_layers(self.config, kv_cache, states), strict=True)

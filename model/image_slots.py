@@ -23,7 +23,7 @@ from tercet.model.image_places import ImagePlace, ImagePlaces
 from tercet.model.step_shape import StepShape
 from tercet.model.vision import Seen, Vision
 from tercet.model.vision_graphs import VisionGraphs
-from tercet.triton_kernels.prepare import ImageRows, StepInputs, TurnedTokens
+from tercet.triton_kernels.prepare import ImageEnds, ImageRows, StepInputs, TurnedTokens
 
 _DTYPES = {"uint8": torch.uint8, "int32": torch.int32}
 
@@ -113,7 +113,8 @@ class ImageSlots:
         rows = ImageRows(stream_TD[:T], tuple(rows_TD[:T] for rows_TD in deep))
         if self._config.both_ways:
             num_decodes = len(inputs.decode_slots_B) * inputs.tries
-            return replace(inputs, image_rows=rows, ends_T=self._ends_T[: T - num_decodes])
+            ends = ImageEnds(self._ends_T[: T - num_decodes], self._config.in_windows)
+            return replace(inputs, image_rows=rows, ends=ends)
         if not self._decoder.turns_by_axes:
             return replace(inputs, image_rows=rows)
         turns_TR = self._decoder.turns(inputs.positions_T, self._turns_T3[:T])

@@ -19,16 +19,18 @@ from tercet.triton_kernels.scaled_embedding import scaled_embedding
 
 
 def layer_inputs(
-    ids_T: Tensor, embedded_TD: Tensor, weights: InputWeights, group: Group, eps: float, *, deterministic: bool
-) -> Tensor:
-    """[T, X]. `embedded_TD`: the tokens' embeddings as layers begin with them. Launched without overlap at first.
+    ids_T: Tensor, embedded_TD: Tensor, weights: InputWeights, group: Group, eps: float, image_id: int, *,
+    deterministic: bool,
+) -> Tensor:  # fmt: skip
+    """[T, X]. `embedded_TD`: the tokens' embeddings as layers begin with them; `image_id`: as which token those of
+    images count in the table. Launched without overlap at first.
 
     Both parts count alike: each is divided by the root of two, where it is scaled anyway. What is made of the embedding
     would be divided by the root of its size ahead of its norm, which a larger epsilon does, too.
     """
     size, hidden = len(weights.norm_P), embedded_TD.shape[1]
     first = group.rank * len(weights.table_VX)
-    inputs_TX = group.all_reduce(scaled_embedding(ids_T, weights.table_VX, first, (size / 2) ** 0.5))
+    inputs_TX = group.all_reduce(scaled_embedding(ids_T, weights.table_VX, first, (size / 2) ** 0.5, image_id))
     made_TX = linear(embedded_TD, weights.made_XD, None, deterministic=deterministic)
     parts = made_TX.view(-1, size), inputs_TX.view(-1, size)
     add_normed(*parts, weights.norm_P, eps * hidden, deterministic=deterministic)

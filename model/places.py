@@ -37,6 +37,20 @@ class HeadsInPairs:
 
 
 @dataclass(frozen=True)
+class HeadsByAxes:
+    """Rows of heads of which a patch's column turns the first half, each number with that a quarter of a head further,
+    and its row the second: their places here, where each turns with the one half a head further, rows' ahead."""
+
+    size: int
+
+    def places(self, first: int, count: int) -> Tensor:
+        """As above."""
+        row, quarter = torch.arange(first, first + count), self.size // 4
+        within = row % self.size
+        return row - within + torch.tensor([1, 3, 0, 2])[within // quarter] * quarter + within % quarter
+
+
+@dataclass(frozen=True)
 class Move:
     """Copy slice `start:stop` of dimension `dim` of tensor `name` (whole shape `shape`) into `into`.
 
@@ -54,7 +68,7 @@ class Move:
     shift: float = 0.0
     factor: float = 1.0
     rest: bool = False
-    heads: HeadsInPairs | None = None
+    heads: HeadsInPairs | HeadsByAxes | None = None
 
     def rows(self, first: int, count: int) -> slice | Tensor:
         """Which rows of `into` so many are that are read from this one on."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tercet.model.config import ModelConfig
 from tercet.model.dummy import DummyCheckpoint
+from tercet.model.gemma4_tower import gemma4_weights
 from tercet.model.glm_tower import glm_weights
 from tercet.model.image_grid import ImageGrid, image_grid
 from tercet.model.internvl_tower import internvl_weights
@@ -33,6 +34,7 @@ from tercet.triton_kernels.cubic_positions import add_cubic_positions
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.grid_positions import add_grid_positions
 from tercet.triton_kernels.image_patches import image_patches
+from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.tile_rows import tile_rows
 from tercet.triton_kernels.tuning import ROW_BUCKETS
 
@@ -102,6 +104,11 @@ class Vision:
         positions_GD, first_D = self._weights.positions_GD, self._weights.first_D
         if positions_GD is None:
             return stream_PD
+        if self.config.axis_positions:
+            rows_P, columns_P = grid.places_P2.t().contiguous()
+            columns_GD, rows_GD = positions_GD.chunk(2)
+            places_PD = residual_add(embedding(rows_P, rows_GD), embedding(columns_P, columns_GD))
+            return residual_add(places_PD, stream_PD)
         if first_D is not None:
             return tile_rows(stream_PD, first_D, positions_GD, grid.places_P2)
         add_positions = add_cubic_positions if self.config.cubic else add_grid_positions
@@ -164,7 +171,8 @@ def empty_vision(config: VisionConfig, dtype: torch.dtype, device: torch.device,
     """One whose weights nobody has filled."""
     places = VisionPlaces(config, dtype, device)
     of_names = {
-        "glm": glm_weights, "internvl": internvl_weights, "pixtral": pixtral_weights, "siglip": siglip_weights
+        "gemma4": gemma4_weights, "glm": glm_weights, "internvl": internvl_weights, "pixtral": pixtral_weights,
+        "siglip": siglip_weights,
     }  # fmt: skip
     weights = of_names.get(config.names, qwen_weights)(places)
     return Vision(config, weights, places.moves, device, deterministic=deterministic)

@@ -25,7 +25,7 @@ class VisionConfig:
     merge: int
     """Patches of a token's side."""
     activation: str
-    """Of MLPs, one of `gelu`'s kinds; "silu": they have gates."""
+    """Of MLPs, one of `gelu`'s kinds; "silu" and "gelu": they have gates."""
     eps: float
     """Of its layers' norms."""
     out_eps: float
@@ -34,7 +34,7 @@ class VisionConfig:
     patch_bias: bool
     out_bias: bool
     """Of the products behind the layers."""
-    names: Literal["qwen2", "qwen3", "pixtral", "siglip", "internvl", "glm"]
+    names: Literal["qwen2", "qwen3", "pixtral", "siglip", "internvl", "glm", "gemma4"]
     """Whose names its tensors have."""
     mean: tuple[float, ...]
     """Of red, green and blue from 0 to 1, which pixels are shifted by."""
@@ -50,6 +50,8 @@ class VisionConfig:
     """Side of the square of learned positions, stretched over each image; 0: there are none."""
     cubic: bool = False
     """Between those a curve goes through four each way; else what lies there is linear."""
+    axis_positions: int = 0
+    """Learned positions of columns, and as many of rows, of which each patch gets one each; 0: there are none."""
     window: int = 0
     """Side of the squares of tokens within which layers attend; 0: all layers attend to the whole image."""
     whole_layers: frozenset[int] = frozenset()
@@ -67,12 +69,22 @@ class VisionConfig:
     """Tokens along each side of an image, of which all have this size; 0: they have any."""
     both_ways: bool = False
     """To the language model tokens of an image see those behind them, too, up to its end."""
+    in_windows: bool = False
+    """Only in layers with a window."""
+    most_tokens: int = 0
+    """Of an image, where they have any size and that matters."""
     tiles: bool = False
     """An image is one or several squares of that length, one below the other, of which each is looked at by itself,
     with a row ahead of its patches that is none of theirs."""
     qkv_bias: bool = True
     qk_norms: bool = False
     """Queries of a patch are normed, all heads' as one row, and so are keys."""
+    head_norms: bool = False
+    """Queries, keys and values of each head are normed by themselves, and scores are not divided."""
+    clipped: bool = False
+    """What goes into the layers' products, and what comes out, is clipped, by bounds that files have."""
+    standardized: bool = False
+    """What is made of a token's patches is shifted and scaled, each number of it by itself."""
     out_inner_size: int = 0
     """Of the gated MLP that tokens go through behind the layers; 0: they go through none."""
     last_norm: bool = False
@@ -84,7 +96,12 @@ class VisionConfig:
 
     @property
     def gated(self) -> bool:
-        return self.activation == "silu"
+        return self.activation in ("silu", "gelu")
+
+    @property
+    def score_scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return 1.0 if self.head_norms else self.head_dim**-0.5
 
     @property
     def patch_size(self) -> int:
@@ -99,7 +116,7 @@ class VisionConfig:
     @property
     def at_once(self) -> int:
         """Tokens of an image that see each other, so that one step has to have all of them; 0: they do not."""
-        return self.length**2 if self.both_ways else 0
+        return (self.most_tokens or self.length**2) if self.both_ways else 0
 
     def has_windows(self, layer: int) -> bool:
         return self.window > 0 and layer not in self.whole_layers

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tercet.model.places import Move
+from tercet.model.places import HeadsByAxes, Move
 from tercet.model.vision_config import VisionConfig
 from tercet.model.vision_weights import Linear, Norm
 
@@ -48,6 +48,17 @@ class VisionPlaces:
         self.moves.append(Move(f"{name}.weight", (size,), 0, 0, size, weight_D, shift))
         return Norm(weight_D, None, eps)
 
+    def plain_norm(self, size: int, eps: float) -> Norm:
+        """The same without a weight."""
+        return Norm(torch.ones(size, dtype=torch.float32, device=self._device), None, eps)
+
+    def head_norms(self, names: Sequence[str]) -> Tensor:
+        """Weights for a head's queries and its keys; values have none."""
+        weight_3D = torch.ones(3, self.config.head_dim, dtype=torch.float32, device=self._device)
+        for name, weight_D in zip(names, weight_3D, strict=False):
+            self.turning(name, weight_D)
+        return weight_3D
+
     def linear(self, name: str, rows: int, columns: int, *, bias: bool = True) -> Linear:
         return Linear(self.matrix(f"{name}.weight", rows, columns), self.vector(f"{name}.bias", rows) if bias else None)
 
@@ -61,6 +72,24 @@ class VisionPlaces:
             if bias_N is not None:
                 self.fill(f"{name}.bias", bias_N[own])
         return Linear(weight_NK, bias_N)
+
+    def bounds(self, names: Sequence[str]) -> Tensor:
+        """Of products: what clips what goes in and what comes out."""
+        bounds_P22 = torch.empty(len(names), 2, 2, dtype=torch.float32, device=self._device)
+        for name, bounds_22 in zip(names, bounds_P22, strict=True):
+            for what, ends in zip(("input", "output"), bounds_22, strict=True):
+                for end, into in zip(("min", "max"), ends.split(1), strict=True):
+                    self.moves.append(Move(f"{name}.{what}_{end}", (), 0, 0, 1, into))
+        return bounds_P22
+
+    def empty_linear(self, rows: int, columns: int) -> Linear:
+        """One that something else fills."""
+        return Linear(self._empty(rows, columns), None)
+
+    def turning(self, name: str, into: Tensor) -> None:
+        """Rows of heads that turn by axes."""
+        heads = HeadsByAxes(self.config.head_dim)
+        self.moves.append(Move(name, tuple(into.shape), 0, 0, len(into), into, heads=heads))
 
     def turned(self, name: str, rows: int, columns: int) -> Linear:
         """Of which files have rows for columns."""
@@ -125,6 +154,22 @@ class VisionPlaces:
         weight_NE = self._empty(rows, self.config.merge**2 * channels)
         self.fill(f"{name}.weight", self._by_patches(weight_NE, channels))
         return Linear(weight_NE, self.vector(f"{name}.bias", rows))
+
+    def channels_last(self, name: str) -> Linear:
+        """Of the pixels of a patch, of which files have all colours of one together; we have colours one after the
+        other."""
+        config, rows = self.config, self.config.hidden_size
+        weight_NK = self._empty(rows, config.patch_size)
+        pixels = weight_NK.view(rows, 3, config.patch**2).transpose(1, 2)
+        self.moves.append(Move(f"{name}.weight", tuple(weight_NK.shape), 0, 0, rows, pixels))
+        return Linear(weight_NK, None)
+
+    def by_axes(self, name: str) -> Tensor:
+        """Learned positions of columns, then of rows: one table."""
+        config = self.config
+        table_GD = self._empty(2 * config.axis_positions, config.hidden_size)
+        self.fill(name, table_GD.view(2, config.axis_positions, config.hidden_size))
+        return table_GD
 
     def _by_patches(self, weight_NE: Tensor, channels: int) -> Tensor:
         """[rows, channels, merge, merge], where patches lie one after the other."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tercet.model.gemma4_vision import gemma4_vision
 from tercet.model.glm_vision import glm_vision
 from tercet.model.internvl_vision import internvl_vision
 from tercet.model.pixtral_vision import pixtral_vision
@@ -15,6 +16,7 @@ from tercet.model.vision_pixels import image_settings
 
 _READERS = {
     "gemma3": siglip_vision,
+    "gemma4": gemma4_vision,
     "glm4v": glm_vision,
     "glm46v": glm_vision,
     "glm4v_moe": glm_vision,

@@ -1,7 +1,7 @@
 """The weights of a vision encoder, and how they are read from a checkpoint. Every rank has all of them.
 
-Which tensors fill which places is in `qwen_tower.py`, `pixtral_tower.py`, `siglip_tower.py`, `internvl_tower.py` and
-`glm_tower.py`.
+Which tensors fill which places is in `qwen_tower.py`, `pixtral_tower.py`, `siglip_tower.py`, `internvl_tower.py`,
+`glm_tower.py` and `gemma4_tower.py`.
 
 Shape suffixes: N output columns of a product, D the encoder's hidden size, F inner size (filled up), K numbers of a
 patch, E numbers of a token's patches, G positions, O the language model's hidden size.
@@ -18,7 +18,7 @@ from tercet.model.safetensors_files import PLAIN
 from tercet.model.weights import Files, carry_out, check_names, misfit
 
 _BASE, _TOWER = "model.", "vision_tower."
-_PREFIXES = "visual.", _TOWER, "multi_modal_projector."
+_PREFIXES = "visual.", _TOWER, "multi_modal_projector.", "embed_vision."
 _IN_TOWER = f"{_TOWER}vision_model."
 """Files of Gemma 3 begin so where versions of transformers write a tower's name alone."""
 _OF_WHOLE = f"{_TOWER}head."
@@ -40,18 +40,31 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class ClippedLinear:
+    """Products of the same rows, side by side, of each of which both what goes in and what comes out is clipped."""
+
+    weights: tuple[Tensor, ...]
+    bounds_P22: Tensor
+    """Of each the lower and the upper bound of what goes in, then of what comes out, in fp32."""
+
+
+@dataclass(frozen=True)
 class VisionLayer:
     norm1: Norm
-    qkv: Linear
-    o: Linear
+    qkv: Linear | ClippedLinear
+    o: Linear | ClippedLinear
     norm2: Norm
-    up: Linear
+    up: Linear | ClippedLinear
     """[F, D], or [2 F, D]: rows for gates, then the others."""
-    down: Linear
+    down: Linear | ClippedLinear
     qk_norm_J: Tensor | None = None
     """What queries are scaled by when they are normed, all heads' as one row, then keys."""
     scales: tuple[Tensor, Tensor] | None = None
     """What files want the results of `o` and of `down` multiplied by: these products have it in them."""
+    head_norm_3D: Tensor | None = None
+    """What each head's queries, keys and values are scaled by when they are normed."""
+    norms_behind: tuple[Norm, Norm] | None = None
+    """Of the results of `o` and of `down`, before they are added."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +106,24 @@ class Pooler:
 
 
 @dataclass(frozen=True)
+class MeanPooler:
+    """Makes it of the mean of what the layers leave, times the root of the hidden size."""
+
+    standard: tuple[Tensor, Tensor] | None
+    """What that is shifted down by, and then scaled."""
+    norm_of_mean: Norm
+    out: Linear
+
+
+@dataclass(frozen=True)
 class VisionWeights:
     patches: Linear
     positions_GD: Tensor | None
+    """Those by axes: columns' ahead of rows'."""
     first_norm: Norm | None
     """Of patches, before positions are added."""
     layers: tuple[VisionLayer, ...]
-    merger: Merger | GatedMerger | Pooler
+    merger: Merger | GatedMerger | Pooler | MeanPooler
     deep: tuple[Merger, ...]
     first_D: Tensor | None = None
     """What is ahead of the patches of each tile."""
@@ -112,6 +136,7 @@ class VisionWeights:
             if layer.scales is None:
                 continue
             for product, scale_D in zip((layer.o, layer.down), layer.scales, strict=True):
+                assert isinstance(product, Linear)
                 product.weight_NK.copy_(product.weight_NK.float() * scale_D[:, None])
                 if product.bias_N is not None:
                     product.bias_N.copy_(product.bias_N.float() * scale_D)

@@ -75,6 +75,10 @@ def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
                 buffer.uniform_(-0.3, 0.3, generator=generator)
             elif name.endswith("act_fn.beta"):
                 buffer.uniform_(0.2, 0.8, generator=generator)
+            elif name.endswith(("std_bias", "std_scale")):
+                buffer.uniform_(0.5, 1.5, generator=generator)
+            elif name.endswith(("put_min", "put_max")):
+                buffer.uniform_(1.0, 2.0, generator=generator).mul_(-1 if name.endswith("min") else 1)
             elif name.endswith("layer_scalar"):
                 buffer.uniform_(0.7, 1.2, generator=generator)
 

@@ -1,4 +1,4 @@
-"""The language models of public Gemma 4 checkpoints, as their config.json describe them."""
+"""Public Gemma 4 checkpoints, as their files describe them."""
 
 from typing import Any
 
@@ -70,6 +70,64 @@ _TEXTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+EYES: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "default_output_length": 280,
+    "dtype": "bfloat16",
+    "global_head_dim": 72,
+    "head_dim": 72,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "initializer_range": 0.02,
+    "intermediate_size": 4304,
+    "max_position_embeddings": 131072,
+    "model_type": "gemma4_vision",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 10240,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+    "standardize": True,
+    "use_clipped_linears": False,
+}
+"""Of the large ones."""
+_SMALL_EYES: dict[str, Any] = {
+    "global_head_dim": 64,
+    "head_dim": 64,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 12,
+    "standardize": False,
+    "use_clipped_linears": True,
+}
+PROCESSOR: dict[str, Any] = {
+    "image_processor": {
+        "do_convert_rgb": True,
+        "do_normalize": False,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": [0.0, 0.0, 0.0],
+        "image_processor_type": "Gemma4ImageProcessor",
+        "image_seq_length": 280,
+        "image_std": [1.0, 1.0, 1.0],
+        "max_soft_tokens": 280,
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+        "resample": 3,
+        "rescale_factor": 0.00392156862745098,
+        "size": {"height": 224, "width": 224},  # which its image processor does not read
+    },
+    "image_seq_length": 280,
+    "processor_class": "Gemma4Processor",
+}
+
+
 def whole(name: str, **text: Any) -> dict[str, Any]:
     """The whole config.json; `text`: what is other in its language model's part."""
     return {
@@ -90,6 +148,6 @@ def whole(name: str, **text: Any) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "transformers_version": "5.5.0",
         "video_token_id": 258884,
-        "vision_config": {"model_type": "gemma4_vision"},
+        "vision_config": EYES | (_SMALL_EYES if name.startswith("E") else {}),
         "vision_soft_tokens_per_image": 280,
     }

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tercet.engine.image_rules import ImageRules
-from tercet.engine.image_sizes import OneSize, PixelBounds, Tiles
+from tercet.engine.image_sizes import OneSize, PixelBounds, Tiles, TokenBound
 
 
 def as_transformers(image: Image.Image, rules: ImageRules) -> np.ndarray[Any, Any]:
@@ -23,6 +24,15 @@ def as_transformers(image: Image.Image, rules: ImageRules) -> np.ndarray[Any, An
         tiles = GotOcr2ImageProcessorPil(**squares, **counts).preprocess(image, **plain)["pixel_values"]
         tall: np.ndarray[Any, Any] = tiles.transpose(0, 2, 3, 1).reshape(-1, rules.sizes.side, 3).astype(np.uint8)
         return tall
+    if isinstance(rules.sizes, TokenBound):
+        patch, merge = rules.patch_size, rules.merge_size
+        own: Any = {"patch_size": patch, "pooling_kernel_size": merge, "max_soft_tokens": rules.sizes.most}
+        made = Gemma4ImageProcessorPil(**own).preprocess(image, **plain)
+        places = made["image_position_ids"][0]
+        columns, rows = places.max(0) + 1
+        patches = made["pixel_values"][0][: rows * columns].reshape(rows, columns, patch, patch, 3)
+        whole: np.ndarray[Any, Any] = patches.transpose(0, 2, 1, 3, 4).reshape(rows * patch, columns * patch, 3)
+        return whole.astype(np.uint8)
     if not isinstance(rules.sizes, PixelBounds):
         bounds: Any = {"height": rules.sizes.height, "width": rules.sizes.width}
         side: Any = {"height": rules.factor, "width": rules.factor}  # as its processor asks for

@@ -20,6 +20,7 @@ from transformers import (
     InternVLProcessor,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -36,6 +37,7 @@ Parts = list[list[int] | NDArray[np.uint8]]
 _MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _PIXTRALS_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 _GEMMAS_MARKS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+_GEMMA_4S_MARKS = ("<|image>", "<image|>", "<|image|>")
 _INTERNVLS_MARKS = {
     "start_image_token": "<img>",
     "end_image_token": "</img>",
@@ -98,6 +100,8 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3, language: str = "")
         eyes, text = {**eyes, **LARGE[kind][0]}, {**text, **LARGE[kind][1]}
     marks = {
         "gemma3": tuple(_GEMMAS_MARKS.values()),
+        "gemma4": _GEMMA_4S_MARKS,
+        "gemma4-told": _GEMMA_4S_MARKS,
         "internvl": tuple(_INTERNVLS_MARKS.values()),
         "mistral3": _PIXTRALS_MARKS,
     }.get(kind, _GLMS_MARKS if kind.startswith("glm") else _MARKS)
@@ -109,6 +113,10 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3, language: str = "")
         tokens, written = [image], marks[0]
         named = {"boi_token_index": begin, "eoi_token_index": end, "image_token_index": image}
         named["mm_tokens_per_image"] = GEMMAS_LENGTH**2
+    elif kind.startswith("gemma4"):
+        begin, end, image = mark_ids
+        tokens, written = [image], marks[2]
+        named = {"boi_token_id": begin, "eoi_token_id": end, "image_token_id": image}
     elif kind == "internvl":
         tokens, written = mark_ids[2:3], marks[2]
         named = {"image_token_id": mark_ids[2], "image_seq_length": TILES_LENGTH**2}
@@ -132,6 +140,9 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3, language: str = "")
     if kind == "gemma3":
         size = {"height": eyes["image_size"], "width": eyes["image_size"]}
         settings |= {"image_processor_type": "Gemma3ImageProcessor", "size": size}
+    elif kind.startswith("gemma4"):
+        own = {"pooling_kernel_size": MERGE, "max_soft_tokens": 70, "do_normalize": kind == "gemma4-told"}
+        settings |= {"image_processor_type": "Gemma4ImageProcessor", **own}
     elif kind == "internvl":
         size = {"height": eyes["image_size"], "width": eyes["image_size"]}
         settings |= {"image_processor_type": "GotOcr2ImageProcessor", "size": size, "max_patches": 3}
@@ -149,7 +160,8 @@ def seeing(kind: str, *, large: bool = False, seed: int = 3, language: str = "")
         }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     length = {"gemma3": GEMMAS_LENGTH, "internvl": TILES_LENGTH}.get(kind, 0)
-    prepares = Glm4vImageProcessorPil if kind.startswith("glm") else Qwen2VLImageProcessorPil
+    named_by = {"glm4v": Glm4vImageProcessorPil, "glm46v": Glm4vImageProcessorPil, "gemma4": Gemma4ImageProcessorPil}
+    prepares = named_by.get(kind.split("-")[0], Qwen2VLImageProcessorPil)
     return Seeing(folder, whole, patch, tuple(tokens), length, kind == "internvl", prepares)
 
 
@@ -200,8 +212,14 @@ def reference_chat(
         made = dict(prepare(images, text, add_special_tokens=False, return_tensors="pt"))
         (ids,) = made.pop("input_ids").tolist()
         return _generated(model, ids, {"pixel_values": made["pixel_values"]}, num_tokens)
+    if model.prepares is Gemma4ImageProcessorPil:
+        begin, end, image = _GEMMA_4S_MARKS
+        text = text.replace(image, f"{begin}{image}{end}")
     seen = looked_at(model, images)
-    if "image_grid_thw" in seen:
+    if "image_position_ids" in seen:
+        last = [places.amax(0).flip(0) + 1 for places in seen["image_position_ids"]]
+        sizes = [(rows * model.patch, columns * model.patch) for rows, columns in torch.stack(last).tolist()]
+    elif "image_grid_thw" in seen:
         sizes = [(rows * model.patch, columns * model.patch) for _, rows, columns in seen["image_grid_thw"].tolist()]
     else:
         sizes = [(height, width) for height, width in seen["image_sizes"].tolist()] if images else []
@@ -231,6 +249,9 @@ def looked_at(model: Seeing, images: list[Image.Image], **how: Any) -> dict[str,
     if model.length:
         made = Gemma3ImageProcessorPil.from_pretrained(model.folder)(images, return_tensors="pt", **how)
         return {"pixel_values": made["pixel_values"]}
+    if model.prepares is Gemma4ImageProcessorPil:
+        made = Gemma4ImageProcessorPil.from_pretrained(model.folder)(images, return_tensors="pt", **how)
+        return {name: made[name] for name in ("pixel_values", "image_position_ids")}
     if len(model.tokens) == 1:
         return dict(model.prepares.from_pretrained(model.folder)(images, return_tensors="pt", **how))
     side = {"height": model.side, "width": model.side}  # as its processor asks it to

@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import (
     Gemma3Config,
+    Gemma4Config,
     Glm4vConfig,
     Glm4vMoeConfig,
     Glm46VConfig,
@@ -122,6 +123,30 @@ SHAPES |= {
         {**SHAPE, "model_type": "glm4v_text", "rope_parameters": _HALF},
     ),
 }
+_GEMMA_4S_EYES = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "hidden_size": 48,
+    "intermediate_size": 52,
+    "patch_size": 4,
+    "pooling_kernel_size": MERGE,
+    "position_embedding_size": 200,
+    "standardize": True,
+}
+SHAPES |= {
+    "gemma4": (
+        Gemma4Config,
+        _GEMMA_4S_EYES,
+        {**SHAPE, **FAMILIES["gemma4"][1], "use_bidirectional_attention": "vision"},
+    ),
+    "gemma4-told": (
+        Gemma4Config,
+        {**_GEMMA_4S_EYES, "standardize": False, "use_clipped_linears": True},
+        {**SHAPE, **FAMILIES["gemma4-told"][1], "pad_token_id": 7},
+    ),
+}
 _OF_128 = {"hidden_size": 256, "intermediate_size": 320, "head_dim": 128, "num_attention_heads": 4}
 LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2-vl": (
@@ -166,4 +191,9 @@ LARGE |= {
     "glm4v-moe": (_GLMS[0], {**_OF_128, "rope_parameters": {**_HALF, "mrope_section": [8, 12, 12]}}),
     "glm46v": _GLMS,
 }
+_GEMMA_4S = (
+    {"hidden_size": 144, "intermediate_size": 212, "head_dim": 72},
+    {**_OF_128, "head_dim": 256, "global_head_dim": 512},
+)
+LARGE |= {"gemma4": _GEMMA_4S, "gemma4-told": (_GEMMA_4S[0], {**_GEMMA_4S[1], "hidden_size_per_layer_input": 256})}
 """Heads of sizes that kernels for GPUs serve: eyes, then the language model."""

@@ -115,6 +115,8 @@ def test_next_turns_find_what_is_cached() -> None:
             "gemma3",
             {"tensor_parallel_size": 2, "deterministic": True, "max_num_batched_tokens": 80, "max_num_seqs": 8},
         ),
+        long("gemma4", {"max_num_batched_tokens": 79, "max_num_seqs": 3, "kv_cache_memory": 1 << 20}),
+        long("gemma4-told", {"tensor_parallel_size": 2, "max_num_batched_tokens": 19, "max_num_seqs": 3}),
         long("internvl", {"tensor_parallel_size": 2, "max_num_batched_tokens": 19, "max_num_seqs": 3}),
         long("glm4v", {"tensor_parallel_size": 2, "max_num_batched_tokens": 19, "max_num_seqs": 3}),
         long("glm4v-moe", {"tensor_parallel_size": 2, "kv_cache_memory": 1 << 20}),

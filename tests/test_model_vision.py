@@ -20,7 +20,11 @@ from vision_towers import KINDS, OUT, Tower, make_tower, picture, save_tensors
 CPU = torch.device("cpu")
 SIZES = [(6, 4)] if INTERPRETED else [(6, 4), (10, 14), (2, 2)]
 """In patches, where images may have any."""
-TRIED = ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "internvl-large", "glm4v"] if INTERPRETED else list(KINDS)
+TRIED = (
+    ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "internvl-large", "glm4v", "gemma4-clipped"]
+    if INTERPRETED
+    else list(KINDS)
+)
 
 
 def config_of(folder: Path, raw: dict[str, Any]) -> VisionConfig:
@@ -191,6 +195,7 @@ class TestFiles:
         ("qwen3_vl", 16 * 72),
         ("mistral3", 16 * 64),
         ("gemma3", 16 * 72),
+        ("gemma4", 16 * 72),
         ("internvl", 16 * 64),
         ("internvl-large", 16 * 128),
         ("glm4v", 16 * 128),
@@ -204,6 +209,8 @@ def test_on_a_gpu(kind: str, hidden: int, tmp_path: Path) -> None:
         own |= {"image_size": 448, "image_seq_length": 256}
     if kind == "glm4v":
         own = {"num_heads": 16, "image_size": 336, "out_hidden_size": OUT}
+    if kind == "gemma4":
+        own = {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 72}
     if kind == "gemma3":
         own |= {"image_size": 896, "mm_tokens_per_image": 256}
     tower = make_tower(tmp_path, kind, hidden_size=hidden, intermediate_size=3420, patch_size=14, **own)

@@ -25,6 +25,8 @@ _SIGLIP |= {"image_size": 896, "patch_size": 14, "vision_use_head": False}
 _INTERNVIT = {"num_hidden_layers": 2, "attention_bias": True}
 _LARGE_INTERNVIT = {"num_hidden_layers": 2, "num_attention_heads": 25, "hidden_size": 3200, "intermediate_size": 12800}
 _LARGE_INTERNVIT |= {"norm_type": "rms_norm", "use_qk_norm": True}
+_GEMMA_4 = {"num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 72}
+_GEMMA_4 |= {"hidden_size": 1152, "intermediate_size": 4304, "standardize": True}
 _DEEP = {"depth": 2, "deepstack_visual_indexes": [0]}
 
 
@@ -35,6 +37,8 @@ _DEEP = {"depth": 2, "deepstack_visual_indexes": [0]}
         ("qwen3_vl", _DEEP, True),
         ("mistral3", _TOWER, False),
         ("gemma3", _SIGLIP, False),
+        ("gemma4", _GEMMA_4, False),
+        ("gemma4", {"model_type": "gemma4_vision", "num_hidden_layers": 2, "use_clipped_linears": True}, False),
         ("internvl", _INTERNVIT, False),
         ("glm4v", {"depth": 2}, False),
         long("glm4v_moe", {"depth": 2, "intermediate_size": 10944}, True),

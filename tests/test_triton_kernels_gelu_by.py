@@ -1,4 +1,5 @@
-"""gelu(gate) times numbers that lie elsewhere: of all tokens and of some, bad input, other cards."""
+"""What layers are told beside the stream: gelu(gate) times numbers that lie elsewhere, of all tokens and of some; rows
+of a table, for tokens of images, too. Bad input, other cards."""
 
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ from places import PLACES, Place
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.gelu_by import gelu_by
+from tercet.triton_kernels.image_rows import IMAGE_IDS
+from tercet.triton_kernels.scaled_embedding import scaled_embedding
 
 
 @pytest.fixture(params=PLACES)
@@ -27,6 +30,15 @@ def test_of_all_tokens_and_of_some(place: Place, size: int, count: int, layer: i
     some = gate[:3].clone()
     assert gelu_by(some, by, layer * size, place.ints(rows)) is some
     place.check_rounded(some, wanted)
+
+
+@pytest.mark.parametrize("start", [0, 700])
+def test_rows_of_a_table_where_images_are(place: Place, start: int) -> None:
+    table, ids = place.random(9, 72), place.ints([IMAGE_IDS, start + 2, 2**31 - 1])
+    wanted = table.double()[[3, 2, 3]] * 1.7
+    place.check_rounded(scaled_embedding(ids, table, start, 1.7, start + 3), wanted)
+    wanted[[0, 2]] = 0.0
+    place.check_rounded(scaled_embedding(ids, table, start, 1.7), wanted)
 
 
 @pytest.mark.parametrize(

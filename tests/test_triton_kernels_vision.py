@@ -16,10 +16,12 @@ from covering import long
 from interpreted import rerun_interpreted
 from places import PLACES, ROUNDING, Place
 from tercet.triton_kernels.axis_turns import axis_turns
+from tercet.triton_kernels.clamp_into import clamp_into
 from tercet.triton_kernels.cubic_positions import add_cubic_positions
 from tercet.triton_kernels.full_attention import full_attention
 from tercet.triton_kernels.gelu import KINDS, gelu
 from tercet.triton_kernels.grid_positions import add_grid_positions
+from tercet.triton_kernels.head_norms import norm_heads
 from tercet.triton_kernels.image_patches import image_patches
 from tercet.triton_kernels.image_rows import IMAGE_IDS, place_image_rows
 from tercet.triton_kernels.layer_norm import add_layer_norm, layer_norm
@@ -89,7 +91,31 @@ def test_cubic_positions(place: Place, rows: int, columns: int, side: int) -> No
 @pytest.mark.parametrize(("tokens", "count", "size"), [(3, 16, 1152), (5, 9, 48), (2, 1, 8), (0, 4, 8)])
 def test_mean_rows(place: Place, tokens: int, count: int, size: int) -> None:
     x = place.random(tokens * count, size)
-    place.check_rounded(mean_rows(x, count), x.double().view(tokens, count, size).mean(1))
+    mean = x.double().view(tokens, count, size).mean(1)
+    place.check_rounded(mean_rows(x, count), mean)
+    bias, scale = (place.random(size).float() for _ in range(2))
+    got = mean_rows(x, count, 3.3, (bias, scale))
+    place.check_rounded(got, (3.3 * mean - bias.double()) * scale.double())
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(3, 1500), (5, 48), (0, 8)])
+def test_clamp_into(place: Place, tokens: int, size: int) -> None:
+    """Among columns of others, which stay."""
+    x, out, bounds = place.random(tokens, size), place.random(tokens, size + 9), place.random(2).float()
+    bounds = torch.stack((-bounds[0].abs() - 0.1, bounds[1].abs() + 0.1))
+    wanted = out.double()
+    wanted[:, 4 : 4 + size] = x.double().clamp(*bounds.double())
+    assert clamp_into(x, bounds, out, 4) is out
+    place.check_rounded(out, wanted)
+
+
+@pytest.mark.parametrize(("tokens", "heads", "size"), [(3, 16, 72), (5, 3, 16), (2, 1, 4), (0, 2, 8)])
+def test_head_norms(place: Place, tokens: int, heads: int, size: int) -> None:
+    qkv, weight = place.random(tokens, 3 * heads * size), place.random(3, size).float()
+    each = qkv.double().view(tokens, 3, heads, size)
+    wanted = F.rms_norm(each, (size,), eps=1e-3) * weight.double()[:, None]
+    norm_heads(qkv, weight, heads, 1e-3)
+    place.check_rounded(qkv, wanted.flatten(1))
 
 
 @pytest.mark.parametrize(("tiles", "side", "size"), [(3, 4, 72), (1, 6, 1024), (2, 1, 8), (0, 2, 8)])
@@ -244,6 +270,9 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "kind: got 'silu', wanted 'exact' or", lambda: gelu(x, "silu")
     yield "x: got strides [1, 8]", lambda: gelu(x.T, "tanh")
     yield "x: got 4 rows, wanted a multiple of 3", lambda: mean_rows(x, 3)
+    yield "scale: got shape [7], wanted [8]", lambda: mean_rows(x, 2, 1.0, (w, w[:7]))
+    yield "first: got 1, wanted 0 to 0", lambda: clamp_into(x, w[:2], x, 1)
+    yield "weight: got shape [2, 8], wanted [3, 8]", lambda: norm_heads(qkv, x[:2], 1, EPS)
     yield "table: got 9 rows, wanted a square and one more", lambda: tile_rows(x, w, torch.zeros(9, 8), ints)
     yield "x: got 4 rows, wanted a multiple of 9", lambda: tile_rows(x, w, torch.zeros(10, 8), ints)
     yield "qkv: got 24 columns, wanted a multiple of 15", lambda: turn_rows(qkv, x, 5)

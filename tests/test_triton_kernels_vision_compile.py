@@ -7,10 +7,12 @@ from triton.compiler import CompiledKernel
 from covering import long
 from tercet.triton_kernels import (
     axis_turns,
+    clamp_into,
     cubic_positions,
     full_attention,
     gelu,
     grid_positions,
+    head_norms,
     image_patches,
     image_rows,
     layer_norm,
@@ -81,12 +83,15 @@ def test_pointwise(capability: int) -> None:
         for kind in gelu.KINDS:
             gelu.gelu(x, kind)
         mean_rows.mean_rows(x, 16)
+        mean_rows.mean_rows(x, 16, 1152**0.5, (w.float(), w.float()))
+        clamp_into.clamp_into(x, meta(2, dtype=torch.float32), qkv, 1152)
+        head_norms.norm_heads(qkv, meta(3, 72, dtype=torch.float32), 16, 1e-6)
         tile_rows.tile_rows(x, w, meta(65, 1152), places)
         axis_turns.axis_turns(turns, places, axis, turns)
         turn_rows.turn_rows(qkv, turns, 16)
         for add in (False, True):
             image_rows.place_image_rows(x, ids, x, add=add)
-    assert len(kernels) == 15
+    assert len(kernels) == 18
     for kernel in kernels:
         check(kernel, capability)
 

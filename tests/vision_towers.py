@@ -10,7 +10,17 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import Gemma3Config, Gemma3Model, InternVLConfig, InternVLModel, Mistral3Config, Mistral3Model
+from transformers import (
+    Gemma3Config,
+    Gemma3Model,
+    Gemma4Config,
+    Gemma4Model,
+    InternVLConfig,
+    InternVLModel,
+    Mistral3Config,
+    Mistral3Model,
+)
+from transformers.models.gemma4.image_processing_pil_gemma4 import convert_image_to_patches
 from transformers.models.glm4v.modeling_glm4v import Glm4vVisionConfig, Glm4vVisionModel
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
@@ -111,10 +121,34 @@ KINDS |= {
     "glm4v": (Glm4vVisionConfig, Glm4vVisionModel, _GLM),
     "glm4v_moe": (Glm4vVisionConfig, Glm4vVisionModel, {**_GLM, "attention_bias": True, "image_size": 84}),
 }
+KINDS["gemma4"] = (
+    Gemma4Config,
+    Gemma4Model,
+    {
+        "num_hidden_layers": 4,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+        "hidden_size": 48,
+        "intermediate_size": 52,
+        "patch_size": 6,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 600,
+        "rms_norm_eps": 1e-3,
+        "standardize": True,
+    },
+)
+KINDS["gemma4-clipped"] = (  # as in small ones
+    Gemma4Config,
+    Gemma4Model,
+    {**KINDS["gemma4"][2], "standardize": False, "use_clipped_linears": True},
+)
 _TEXT = {"model_type": "mistral", "hidden_size": OUT, "rms_norm_eps": 1e-3}
 _INSIDE = {
     "mistral3": ("pixtral", "mistral"),
     "gemma3": ("siglip_vision_model", "gemma3_text"),
+    "gemma4": ("gemma4_vision", "gemma4_text"),
+    "gemma4-clipped": ("gemma4_vision", "gemma4_text"),
     "internvl": ("internvl_vision", "qwen3"),
     "internvl-large": ("internvl_vision", "llama"),
 }
@@ -141,6 +175,14 @@ class Tower(NamedTuple):
             normal = (pixels.cpu() / 255 - torch.tensor(mean)) / torch.tensor(deviation)
             with torch.inference_mode():
                 return [self.model.get_image_features(normal.permute(2, 0, 1)[None]).pooler_output[0]]
+        if isinstance(self.model, Gemma4Model):
+            from_0 = ((pixels.cpu() / 255 - torch.tensor(mean)) / torch.tensor(deviation) + 1) / 2
+            patch = self.raw["vision_config"]["patch_size"]
+            patches = torch.from_numpy(convert_image_to_patches(from_0.permute(2, 0, 1).numpy(), patch))
+            rows, columns = pixels.shape[0] // patch, pixels.shape[1] // patch
+            places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
+            with torch.inference_mode():
+                return [self.model.get_image_features(patches[None], places[None]).pooler_output[0]]
         if isinstance(self.model, InternVLModel):
             normal = (pixels.cpu() / 255 - torch.tensor(mean)) / torch.tensor(deviation)
             tiles = normal.permute(2, 0, 1).unflatten(1, (-1, normal.shape[1])).transpose(0, 1)
@@ -165,6 +207,7 @@ def make_tower(folder: Path, kind: str, *, seed: int = 0, base: str = "model.", 
     if kind in _INSIDE:
         text = {**_TEXT, "vocab_size": 3, "num_hidden_layers": 1, "intermediate_size": 8, "num_attention_heads": 2}
         tower, text["model_type"] = _INSIDE[kind]
+        text |= {"hidden_size_per_layer_input": 0} if kind.startswith("gemma4") else {}
         shared = {name: own.pop(name) for name in _OF_WHOLE if name in own}
         config = config_class(vision_config={"model_type": tower, **own}, text_config=text, **shared)
     else:
@@ -174,6 +217,14 @@ def make_tower(folder: Path, kind: str, *, seed: int = 0, base: str = "model.", 
     for parameter in model.parameters():
         spread = torch.randn(parameter.shape, generator=generator)
         parameter.data = spread / spread[0].numel() ** 0.5 if spread.ndim > 1 else parameter.data + spread * 0.1
+    for name, parameter in model.named_parameters():
+        if kind.startswith("gemma4") and name.endswith("self_attn.q_norm.weight"):
+            parameter.data *= len(parameter) ** -0.5  # its scores are not divided
+    for name, buffer in model.named_buffers():
+        if name.startswith("vision_tower.std_"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3 + 1)
+        elif name.endswith(("put_min", "put_max")):
+            buffer.fill_((0.4 + torch.rand((), generator=generator)) * (-1 if name.endswith("min") else 1))
     raw, prefix, tensors = {"model_type": kind, "vision_config": config.to_dict()}, f"{base}visual.", model.state_dict()
     if kind in _INSIDE:
         raw, prefix = config.to_dict(), base

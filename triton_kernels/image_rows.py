@@ -14,7 +14,7 @@ from tercet.triton_kernels.tiles import next_power_of_2
 
 IMAGE_IDS = 2**30
 """Token ids from here on stand for tokens of images; no vocabulary reaches them."""
-_FIRST_ID = tl.constexpr(IMAGE_IDS)
+FIRST_ID = tl.constexpr(IMAGE_IDS)
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def _place_image_rows_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
-    if tl.load(ids_ptr + token) >= _FIRST_ID:
+    if tl.load(ids_ptr + token) >= FIRST_ID:
         columns = tl.arange(0, BLOCK_D)
         mask = columns < D
         row = tl.load(rows_ptr + token * D + columns, mask=mask, other=0.0)

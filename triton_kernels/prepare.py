@@ -35,6 +35,15 @@ class ImageRows(NamedTuple):
     """[T, D]: what is added to the stream behind the first layers, one after the other."""
 
 
+class ImageEnds(NamedTuple):
+    """How far tokens of images see that see each other."""
+
+    ends_T: Tensor
+    """As of `prefill_attention`."""
+    in_windows: bool
+    """In layers with a window alone."""
+
+
 class TurnedTokens(NamedTuple):
     """By what tokens are turned, each by a row of its own."""
 
@@ -80,8 +89,12 @@ class StepInputs:
     """In a step with tokens of images, what is there in place of their embeddings."""
     turned: TurnedTokens | None = None
     """And by what its tokens are turned, if places in images are no numbers."""
-    ends_T: Tensor | None = None
-    """And of prefill tokens alone, how far those see that see each other: as of `prefill_attention`."""
+    ends: ImageEnds | None = None
+    """And how far those see that see each other."""
+
+    def ends_for(self, window: int) -> Tensor | None:
+        """`ends_T` of `prefill_attention` in layers with this window; 0: they have none."""
+        return None if self.ends is None or (self.ends.in_windows and not window) else self.ends.ends_T
 
     @property
     def told_tokens_1(self) -> Tensor | None:
