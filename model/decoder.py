@@ -9,6 +9,7 @@ Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocab
 a slot.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -107,8 +108,11 @@ class Decoder:
             by_axis = axes(vision.config.sections, vision.config.interleaved, rotary_dim // 2)
             self._axis_F = torch.tensor(by_axis, dtype=torch.int32, device=device)
             """Of each frequency, which of the three numbers of a place in an image turns it."""
+        # A window that no sequence outgrows is none, unless images see each other in layers that have one.
+        in_windows = vision is not None and vision.config.in_windows
+        max_seen = sys.maxsize if in_windows else max_model_len
         self._layers = make_layers(
-            config, weights, group, tables, scales, max_model_len, deterministic=deterministic, adapters=adapters
+            config, weights, group, tables, scales, max_seen, deterministic=deterministic, adapters=adapters
         )
 
     @property

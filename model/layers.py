@@ -170,17 +170,16 @@ class Layer:
 
 def make_layers(
     config: ModelConfig, weights: Weights, group: Group, tables: Mapping[tuple[Rope | None, int], Tensor],
-    scales: Mapping[Rope | None, Tensor | None], max_model_len: int, *, deterministic: bool,
+    scales: Mapping[Rope | None, Tensor | None], max_seen: int, *, deterministic: bool,
     adapters: Sequence[LayerAdapters],
 ) -> list[Layer]:  # fmt: skip
-    """All of a rank. `tables`: of each way to turn heads; `scales`: what queries are multiplied by; `adapters`: of each
-    layer, if any."""
+    """All of a rank. `tables`: of each way to turn heads; `scales`: what queries are multiplied by; `max_seen`: longer
+    windows are none; `adapters`: of each layer, if any."""
     layers = []
     for index, (layer, window, heads, turn) in enumerate(
         zip(weights.layers, config.layer_windows, config.layer_heads, config.turns, strict=True)
     ):
-        # A window that no sequence outgrows is none.
-        seen = window if window < max_model_len else 0
+        seen = window if window < max_seen else 0
         scoring = Scoring(config.attention_scale, seen, config.attention_softcap, sinks_H=layer.sinks_H)
         attention = Attention(config, layer, group, heads, tables[turn], scoring, deterministic, scales[turn[0]])
         own = adapters[index] if adapters else None

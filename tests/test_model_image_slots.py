@@ -1,6 +1,9 @@
 """Prompts with images through the runner, against transformers: whatever the schedule, the same tokens."""
 
+import json
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +69,16 @@ def answers(runner: Runner, model: Seeing, prompts: list[Parts], seed: int, budg
 @pytest.mark.parametrize("kind", [long(kind) if kind == "glm46v" else kind for kind in KINDS])
 def test_answers_are_transformers_whatever_the_schedule(kind: str) -> None:
     check_answers(seeing(kind), CPU)
+
+
+def test_images_see_each_other_in_windows_that_no_sequence_outgrows(tmp_path: Path) -> None:
+    """Gemma 4's do in no other layers."""
+    model = seeing("gemma4")
+    folder = shutil.copytree(model.folder, tmp_path / "model")
+    raw = json.loads((folder / "config.json").read_text())
+    raw["text_config"]["sliding_window"] = 4 * LENGTH
+    (folder / "config.json").write_text(json.dumps(raw))
+    check_answers(model._replace(folder=folder, whole=type(model.whole).from_pretrained(folder).eval()), CPU)
 
 
 @pytest.mark.gpu
