@@ -1,15 +1,21 @@
 """What Gemma 4 says: calls in its own notation, thoughts in a channel, however the text is cut."""
 
+import asyncio
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from grammar_fits import fits, ids_of
 from tercet.engine.after_thought import after_thought
 from tercet.engine.chat_reader import ChatReader
 from tercet.engine.chat_template import ChatTemplate
+from tercet.engine.http_errors import ApiError
+from tercet.engine.http_tools import with_tools
+from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.reasoning import CHANNEL
 from tercet.ipc.messages import Structured
 
@@ -86,3 +92,26 @@ def test_a_form_behind_a_thought(marks: tuple[str, ...], opened: bool) -> None:
     assert fits(later, f"{opening}\nHm.\n<channel|>x", marks, special=True)
     assert fits(later, "x", marks) != opened
     assert not fits(later, f"{opening}\nHm.</think>x", marks, special=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "strict"),
+    [({"tool_choice": "required"}, False), ({"response_format": {"type": "json_object"}}, False), ({}, True)],
+)
+def test_what_nothing_can_hold_calls_to_is_refused(more: dict[str, Any], strict: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": strict}}]
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools, **more}
+    request = msgspec.convert(body, ChatCompletionRequest)
+    door: Any = SimpleNamespace(info=SimpleNamespace(tool_format="gemma"))
+    with pytest.raises(ApiError, match="want tool_choice auto, strict false"):
+        asyncio.run(with_tools(request.to_params(), request, door))
+
+
+def test_calls_that_may_come_leave_their_marks_in_the_text() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools}
+    request = msgspec.convert(body, ChatCompletionRequest)
+    door: Any = SimpleNamespace(info=SimpleNamespace(tool_format="gemma"))
+    params = asyncio.run(with_tools(request.to_params(), request, door))
+    assert not params.skip_special_tokens
+    assert params.structured is None
