@@ -3,6 +3,7 @@
 Pure; it knows the notation of grammars and no HTTP.
 """
 
+import json
 import re
 
 from tercet.engine.lark import Marks, in_lark, in_slashes, named
@@ -18,7 +19,9 @@ def after_thought(form: Structured, marks: Marks, *, opened: bool, tags: Tags = 
 
     Unless the prompt has `opened` the reasoning, the answer may, or have its form at once.
     """
-    start = "start: thought answer\n" if opened else f"start: answer | {named(tags.opening, marks)} thought answer\n"
+    name = f" {json.dumps(tags.name)}" if tags.name else ""
+    opening = f"{named(tags.opening, marks)}{name}"
+    start = "start: thought answer\n" if opened else f"start: answer | {opening} thought answer\n"
     if tags.closing in marks:
         thought = f"thought: text {named(tags.closing, marks)} gap\ntext: /(.|\\n)*/\n"
     else:  # lazy: the first end is the end

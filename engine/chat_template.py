@@ -18,9 +18,10 @@ import jinja2.parser
 import jinja2.sandbox
 
 from tercet.engine.errors import UnsupportedModel
+from tercet.engine.gemma_calls import OPENING
 from tercet.engine.harmony import CHANNEL, MESSAGE
 from tercet.engine.harmony_turns import EFFORTS, described, harmony_turns
-from tercet.engine.reasoning import BRACKETS, THINK
+from tercet.engine.reasoning import THINK, special_format
 from tercet.engine.refusal import short
 from tercet.engine.section_calls import DEEPSEEK, KIMI
 from tercet.engine.template_content import shown, with_mark
@@ -113,6 +114,8 @@ class ChatTemplate:
             return "deepseek_fenced" if "```json" in source else "deepseek"
         if KIMI.opening in source:
             return "kimi"
+        if OPENING in source:
+            return "gemma"
         if "<|python_tag|>" in source or "Environment: ipython" in source:
             return "llama3"
         return "none"
@@ -146,7 +149,7 @@ class ChatTemplate:
         if self._is_harmony:
             return "harmony"
         if THINK.closing not in source:
-            return "bracketed" if BRACKETS.closing in source else "none"
+            return special_format(source)
         if not self._opens_thought({"thinking": True}):
             return "think"
         if not self._opens_thought({}):
@@ -176,7 +179,7 @@ def compiled(source: str, what: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         return environment.from_string(source)
     except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
@@ -294,7 +297,3 @@ def _to_json(
 
 def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -18,3 +18,12 @@ def value_at(text: str, at: int) -> tuple[Any, int]:
         return json.JSONDecoder().raw_decode(text, at)
     except (ValueError, RecursionError):
         return None, len(text)
+
+
+def is_text(value: str) -> bool:
+    """Half of a character, which an escape can be, is none."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -16,7 +16,7 @@ from tercet.engine.structured_check import check_form
 from tercet.engine.tool_choice import MARKS, call_or, chosen, forced_call, loosened, strict_calls
 from tercet.ipc.messages import SamplingParams, Structured
 
-_SPECIAL_TOOL_FORMATS = ("llama3", "mistral", "mistral_named", "deepseek", "deepseek_fenced", "kimi")
+_SPECIAL_TOOL_FORMATS = ("llama3", "mistral", "mistral_named", "deepseek", "deepseek_fenced", "kimi", "gemma")
 """Their calls are marked by tokens that may be special, which are otherwise left out of the text."""
 
 
@@ -38,6 +38,13 @@ async def with_tools(params: SamplingParams, body: ChatCompletionRequest, door: 
 async def _form(answer: Structured | None, body: ChatCompletionRequest, door: Door) -> Structured | None:
     """`answer`: that of an answer without calls."""
     tools, tool_format = body.tools or (), door.info.tool_format
+    if tool_format == "gemma" and (body.must_call or answer is not None or any(tool.function.strict for tool in tools)):
+        raise ApiError(
+            400,
+            "tools came with a call that must come, a strict one or a form of the answer, to which nothing holds calls "
+            "as this model writes them; want tool_choice auto, strict false and no form beside them",
+            param="tools",
+        )
     if body.must_call:
         choice = body.tool_choice
         wanted = chosen(tools, choice.function.name) if isinstance(choice, NamedTool) else tools

@@ -14,9 +14,12 @@ class Tags(NamedTuple):
 
     opening: str
     closing: str
+    name: str = ""
+    """What stands behind the opening, which is a token by itself."""
 
 
 THINK, BRACKETS = Tags("<think>", "</think>"), Tags("[THINK]", "[/THINK]")
+CHANNEL = Tags("<|channel>", "<channel|>", "thought")
 
 
 class Thought(NamedTuple):
@@ -39,12 +42,26 @@ def answer_format(model: ReasoningFormat, thinks: object = None) -> ReasoningFor
 
 def tags_of(known: ReasoningFormat) -> Tags:
     """Of a format that has some."""
+    if known in ("channel", "channel_opened"):
+        return CHANNEL
     return BRACKETS if known in ("bracketed", "bracketed_opened") else THINK
+
+
+def has_special_tags(known: ReasoningFormat) -> bool:
+    """Whether they are in the text only where special tokens are."""
+    return known in ("bracketed", "bracketed_opened", "channel", "channel_opened")
+
+
+def special_format(source: str) -> ReasoningFormat:
+    """That of which a chat template has such tags."""
+    if BRACKETS.closing in source:
+        return "bracketed"
+    return "channel" if CHANNEL.closing in source else "none"
 
 
 def is_opened(known: ReasoningFormat) -> bool:
     """Whether the prompt has begun the reasoning."""
-    return known in ("think_opened", "bracketed_opened")
+    return known in ("think_opened", "bracketed_opened", "channel_opened")
 
 
 class ReasoningReader:
@@ -81,7 +98,7 @@ class ReasoningReader:
 
     def _begin(self) -> None:
         text = self._rest.lstrip()
-        opening = self._tags.opening
+        opening = self._tags.opening + self._tags.name
         if text.startswith(opening):
             self._rest, self._state, self._skips_space = text.removeprefix(opening), "reasoning", True
         elif not opening.startswith(text):

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from tercet.engine.found_json import parsed, value_at
+from tercet.engine.found_json import is_text, parsed, value_at
+from tercet.engine.gemma_calls import CLOSING, OPENING, gemma_call
 from tercet.engine.marked_calls import Schemas, invoked_calls, marked_call
 from tercet.engine.section_calls import DEEPSEEK, KIMI, section_calls
 from tercet.ipc.answers import ToolFormat
@@ -52,6 +53,8 @@ def tool_reader(tool_format: ToolFormat, schemas: Schemas) -> ToolReader:
             return _DeepSeekReader(schemas)
         case "kimi":
             return _KimiReader(schemas)
+        case "gemma":
+            return _GemmaReader(schemas)
         case "llama3":
             return _LlamaReader()
         case "mistral" | "mistral_named":
@@ -167,6 +170,17 @@ class _KimiReader(_DeepSeekReader):
     _OPEN, _CLOSE = KIMI.opening, KIMI.closing
 
 
+class _GemmaReader(_HermesReader):
+    """`<|tool_call>call:name{key:value}<tool_call|>`, any number of them: Gemma 4."""
+
+    _OPEN, _CLOSE = OPENING, CLOSING
+
+    def _calls(self, body: str) -> list[Call]:
+        found = gemma_call(body)
+        call = None if found is None else _call(*found)
+        return [] if call is None else [call]
+
+
 class _BufferedReader(ToolReader):
     """What follows the beginning of calls is calls to the end, and read there."""
 
@@ -272,19 +286,10 @@ def _call_of(value: Any) -> Call | None:
 
 def _call(name: Any, arguments: Any, call_id: str | None = None) -> Call | None:
     """None if a client could not read it: there are numbers that Python takes for JSON, and nobody else does."""
-    if not isinstance(name, str) or not _is_text(name) or not isinstance(arguments, dict):
+    if not isinstance(name, str) or not is_text(name) or not isinstance(arguments, dict):
         return None
     try:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        return Call(name, written if _is_text(written) else json.dumps(arguments), call_id)
+        return Call(name, written if is_text(written) else json.dumps(arguments), call_id)
     except (ValueError, RecursionError):
         return None
-
-
-def _is_text(value: str) -> bool:
-    """Half of a character, which an escape can be, is none."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -17,6 +17,7 @@ from tercet.engine.lark import Marks, in_lark, named
 from tercet.engine.marked_forms import MARKS as MARKS_WITHIN
 from tercet.engine.marked_forms import STYLES, marked_rules
 from tercet.engine.openai_messages import Tool
+from tercet.engine.reasoning import CHANNEL
 from tercet.engine.section_calls import DEEPSEEK, KIMI
 from tercet.engine.section_forms import section_rules
 from tercet.engine.tool_schemas import of_arguments, of_call, of_calls
@@ -47,7 +48,7 @@ _CLOSINGS: dict[ToolFormat, str] = {
 """What calls end with, where that is a mark: text may follow, and more of them."""
 _EACH_CLOSED = ("hermes", "qwen3_coder", "glm")
 """Of those, where each call has such marks to itself."""
-_STRAY = ("</tool_call>", "</minimax:tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]")
+_STRAY = ("</tool_call>", "</minimax:tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]", *CHANNEL[:2])
 """Marks that a text may have anywhere, whatever the model means by them."""
 _OPENING_MARKS = ("<tool_call>", "<minimax:tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 MARKS = (*_OPENING_MARKS, *_STRAY, *MARKS_WITHIN, *DEEPSEEK, *KIMI, *HARMONY_MARKS)
@@ -157,7 +158,7 @@ def _calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, seve
             return section_rules(tools, tool_format, marks, several=several)
         case "harmony":  # which ends an answer with a call
             return call_rules(tools, marks)
-        case "none":
+        case "none" | "gemma":
             raise AssertionError("calls of a model that has no way to write any")
 
 

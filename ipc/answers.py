@@ -22,6 +22,7 @@ ToolFormat = Literal[
     "deepseek",
     "deepseek_fenced",
     "kimi",
+    "gemma",
     "harmony",
 ]
 """mistral: a list of calls. mistral_named: a name and its arguments for each. deepseek_fenced: as deepseek, with the
@@ -34,11 +35,14 @@ ReasoningFormat = Literal[
     "think_on_request",
     "bracketed",
     "bracketed_opened",
+    "channel",
+    "channel_opened",
     "harmony",
 ]
 """think: between <think> and </think>. The next three: the same, and the prompt has opened it already; always, unless
 the template is told not to think, or if it is told to. bracketed: between [THINK] and [/THINK], or that and opened.
-harmony: in messages of their own. The marks of these two are shown only by skip_special_tokens false."""
+channel: between <|channel>thought and <channel|>, or that and opened. harmony: in messages of their own. The marks of
+these three are shown only by skip_special_tokens false."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ from tercet.engine.errors import TercetError
 from tercet.engine.harmony import MARKS
 from tercet.engine.mark_tokens import find_marks
 from tercet.engine.openai_answers import ChatDelta
-from tercet.engine.reasoning import answer_format
+from tercet.engine.reasoning import answer_format, has_special_tags
 from tercet.engine.standard_files import leave_standard_output, open_standard_files
 from tercet.ipc.client import Client, ClientError
 from tercet.ipc.content import ImagePart, Part, TextPart, as_content
@@ -47,7 +47,7 @@ class Conversation:
         self._reasoning = answer_format(portal.call(client.info).reasoning_format)
         if self._reasoning == "harmony":  # whose marks texts may also spell
             self._marks = portal.call(find_marks, client.tokenize, MARKS)
-        if self._reasoning in ("harmony", "bracketed"):  # their marks are special tokens
+        if self._reasoning == "harmony" or has_special_tags(self._reasoning):  # their marks are special tokens
             self._params = msgspec.structs.replace(params, skip_special_tokens=False)
         self._messages: list[ChatMessage] = []
         self._pictures: list[Part] = []

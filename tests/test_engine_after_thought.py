@@ -67,7 +67,7 @@ def test_a_thought_that_the_model_opens_or_does_not(marks: tuple[str, ...]) -> N
 
 
 @pytest.mark.parametrize("opened", [True, False])
-@pytest.mark.parametrize("marks", [BRACKETS, BRACKETS[:1], ()])
+@pytest.mark.parametrize("marks", [BRACKETS[:2], BRACKETS[:1], ()])
 def test_a_thought_between_other_tags(marks: tuple[str, ...], opened: bool) -> None:
     form, opening = Structured(json_schema=SCHEMA), "" if opened else "[THINK]"
     later = after_thought(form, ids_of(marks), opened=opened, tags=BRACKETS)

@@ -22,7 +22,7 @@ from at_once import at_once
 from checkpoints import checkpoint, tokenizer
 from daemon import Daemon, free_port
 from families import VOCAB_SIZE
-from tercet.engine.reasoning import BRACKETS, THINK, Tags
+from tercet.engine.reasoning import BRACKETS, CHANNEL, THINK, Tags
 
 TEMPLATE = (
     "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
@@ -43,20 +43,23 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     yield from serve(tmp_path_factory.mktemp("thought") / "model", TEMPLATE)
 
 
-@pytest.fixture(scope="module", params=[THINK, pytest.param(BRACKETS, marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module", params=[THINK, *(pytest.param(tags, marks=pytest.mark.long) for tags in (BRACKETS, CHANNEL))]
+)
 def unopened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    """A model that opens its reasoning itself, as the first Qwen3 do; and as Mistral's, by tokens that are special."""
+    """A model that opens its reasoning itself, as the first Qwen3 do; and as others, by special tokens."""
     template = TEMPLATE.replace("<think>\n", "")
-    for mark, other in zip(THINK, request.param, strict=True):
+    tags = request.param
+    for mark, other in ((THINK.opening, tags.opening + tags.name), (THINK.closing, tags.closing)):
         template = template.replace(mark, other)
-    yield from serve(tmp_path_factory.mktemp("unopened") / "model", template, request.param)
+    yield from serve(tmp_path_factory.mktemp("unopened") / "model", template, tags)
 
 
 def serve(folder: Path, template: str, tags: Tags = THINK) -> Iterator[OpenAI]:
     shutil.copytree(checkpoint("llama"), folder)
     words = copy.deepcopy(tokenizer(VOCAB_SIZE - 4))
     words.add_tokens(["<tool_call>", "</tool_call>"])
-    words.add_tokens([AddedToken(tag, special=tags is BRACKETS, normalized=False) for tag in tags])
+    words.add_tokens([AddedToken(tag, special=tags is not THINK, normalized=False) for tag in tags[:2]])
     words.chat_template = template
     words.save_pretrained(folder)
     ASK["logit_bias"] = {str(len(words) - 1): SOON}

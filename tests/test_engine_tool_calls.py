@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from section_style import as_fenced, as_kimi, as_plain
-from tercet.engine.reasoning import BRACKETS, THINK, ReasoningReader, Tags, Thought
+from tercet.engine.reasoning import BRACKETS, CHANNEL, THINK, ReasoningReader, Tags, Thought
 from tercet.engine.tool_calls import Call, Item, tool_reader
 from tercet.ipc.answers import ToolFormat
 
@@ -234,9 +234,9 @@ def test_content_does_not_wait_for_what_cannot_be_a_call() -> None:
         (False, "", Thought("", "")),
     ],
 )
-@pytest.mark.parametrize("tags", [THINK, BRACKETS])
+@pytest.mark.parametrize("tags", [THINK, BRACKETS, CHANNEL])
 def test_reasoning_however_the_text_is_cut(opened: bool, text: str, wanted: Thought, tags: Tags) -> None:
-    for mark, other in zip(THINK, tags, strict=True):
+    for mark, other in ((THINK.opening, tags.opening + tags.name), (THINK.closing, tags.closing)):
         text = text.replace(mark, other)
         wanted = Thought(*(part.replace(mark, other) for part in wanted))
     for pieces in cuts(text) if text else [[""]]:
