@@ -12,22 +12,18 @@ BIN := .venv/bin
 chat: .venv/installed
 	$(BIN)/python scripts/chat.py demo
 
-# The suite as three runs side by side, each of which takes the files that no other has begun with: two cores have work
-# then while a test waits for processes to start, to end or to be given up. The last shows its output at once, the others
-# when all have ended. What is tiny is computed in one thread: more only wait for each other, and take the cores from who
-# has work. And bytecode is kept, even where Python was told not to write any: each of some hundred processes would
-# compile all that it imports.
+# The suite as two runs side by side, each of which takes the files that the other has not begun with. The second shows
+# its output at once, the first when both have ended. What is tiny is computed in one thread: more only wait for each
+# other, and take the cores from who has work. And bytecode is kept, even where Python was told not to write any: each of
+# some hundred processes would compile all that it imports.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONPATH='$(CURDIR)/tests/one_core' $(BIN)/python -m pytest
 
 define side_by_side
-	@share=$$(mktemp -d); others=; trap 'kill $$others 2>/dev/null; rm -rf $$share' EXIT; trap 'exit 130' INT TERM; \
-	for number in 1 2; do \
-		$(PYTEST) -m '$(1)' --share=$$share -o cache_dir=.pytest_cache/$$number >$$share/log$$number 2>&1 & \
-		others="$$others $$!"; \
-	done; \
-	$(PYTEST) -m '$(1)' --share=$$share; code=$$?; \
-	for other in $$others; do wait $$other || code=$$?; done; \
-	cat $$share/log*; exit $$code
+	@share=$$(mktemp -d); trap 'kill $$other 2>/dev/null; rm -rf $$share' EXIT; trap 'exit 130' INT TERM; \
+	$(PYTEST) -m '$(1)' --share=$$share -o cache_dir=.pytest_cache/other >$$share/log 2>&1 & other=$$!; \
+	$(PYTEST) -m '$(1)' --share=$$share; here=$$?; \
+	wait $$other; there=$$?; \
+	cat $$share/log; exit $$((here ? here : there))
 endef
 
 test: .venv/installed
