@@ -18,7 +18,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from tercet.engine.errors import UnsupportedModel
-from tercet.engine.gemma_calls import OPENING
+from tercet.engine.gemma_calls import GEMMA_OPENING
 from tercet.engine.harmony import CHANNEL, MESSAGE
 from tercet.engine.harmony_turns import EFFORTS, described, harmony_turns
 from tercet.engine.reasoning import THINK, special_format
@@ -114,7 +114,7 @@ class ChatTemplate:
             return "deepseek_fenced" if "```json" in source else "deepseek"
         if KIMI.opening in source:
             return "kimi"
-        if OPENING in source:
+        if GEMMA_OPENING in source:
             return "gemma"
         if "<|python_tag|>" in source or "Environment: ipython" in source:
             return "llama3"

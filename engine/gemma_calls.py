@@ -9,7 +9,7 @@ from typing import Any
 
 from tercet.engine.found_json import parsed
 
-OPENING, CLOSING = "<|tool_call>", "<tool_call|>"
+GEMMA_OPENING, GEMMA_CLOSING = "<|tool_call>", "<tool_call|>"
 _QUOTE = re.escape('<|"|>')
 _CALL = re.compile(r"\s*call:\s*([\w.-]{1,256})\s*(\{.*\})\s*", re.DOTALL)
 _UNLIKE_JSON = re.compile(

@@ -19,7 +19,7 @@ from tercet.engine.lark import Marks
 from tercet.engine.marked_calls import Schemas
 from tercet.engine.openai_messages import Tool, ending_of
 from tercet.engine.openai_requests import ChatCompletionRequest
-from tercet.engine.reasoning import answer_format, has_special_tags, is_opened, tags_of
+from tercet.engine.reasoning import answer_format, has_special_tags, is_opened, may_open, opened_form, tags_of
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import stop_strings
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
@@ -124,7 +124,7 @@ def _goes_on(begun: str, door: Door) -> ReasoningFormat:
     tags = tags_of(known)
     if known == "none" or begun.rfind(tags.opening) <= begun.rfind(tags.closing):
         return "none"
-    return "bracketed_opened" if known == "bracketed" else "channel_opened" if known == "channel" else "think_opened"
+    return opened_form(known)
 
 
 def _goes_on_from_results(messages: Sequence[ChatMessage], door: Door) -> bool:
@@ -134,7 +134,7 @@ def _goes_on_from_results(messages: Sequence[ChatMessage], door: Door) -> bool:
 
 def _may_think(body: ChatCompletionRequest, door: Door) -> bool:
     """Whether the model may open its reasoning itself."""
-    return door.info.reasoning_format in ("think", "bracketed", "channel") and _thinks(body) is not False
+    return may_open(door.info.reasoning_format) and _thinks(body) is not False
 
 
 def _thinks(body: ChatCompletionRequest) -> object:

@@ -21,6 +21,15 @@ class Tags(NamedTuple):
 THINK, BRACKETS = Tags("<think>", "</think>"), Tags("[THINK]", "[/THINK]")
 CHANNEL = Tags("<|channel>", "<channel|>", "thought")
 
+_SPECIAL_TAGS = {"bracketed": BRACKETS, "bracketed_opened": BRACKETS, "channel": CHANNEL, "channel_opened": CHANNEL}
+"""Those that are in the text only where special tokens are."""
+_OPENED: dict[ReasoningFormat, ReasoningFormat] = {
+    "think": "think_opened",
+    "bracketed": "bracketed_opened",
+    "channel": "channel_opened",
+}
+"""Formats in which the model begins the reasoning itself, and the same where the prompt has begun it."""
+
 
 class Thought(NamedTuple):
     """New text: of the reasoning, and of the answer."""
@@ -42,14 +51,12 @@ def answer_format(model: ReasoningFormat, thinks: object = None) -> ReasoningFor
 
 def tags_of(known: ReasoningFormat) -> Tags:
     """Of a format that has some."""
-    if known in ("channel", "channel_opened"):
-        return CHANNEL
-    return BRACKETS if known in ("bracketed", "bracketed_opened") else THINK
+    return _SPECIAL_TAGS.get(known, THINK)
 
 
 def has_special_tags(known: ReasoningFormat) -> bool:
     """Whether they are in the text only where special tokens are."""
-    return known in ("bracketed", "bracketed_opened", "channel", "channel_opened")
+    return known in _SPECIAL_TAGS
 
 
 def special_format(source: str) -> ReasoningFormat:
@@ -59,9 +66,19 @@ def special_format(source: str) -> ReasoningFormat:
     return "channel" if CHANNEL.closing in source else "none"
 
 
+def opened_form(known: ReasoningFormat) -> ReasoningFormat:
+    """The same, where the prompt has begun the reasoning."""
+    return _OPENED.get(known, "think_opened")
+
+
 def is_opened(known: ReasoningFormat) -> bool:
     """Whether the prompt has begun the reasoning."""
-    return known in ("think_opened", "bracketed_opened", "channel_opened")
+    return known in _OPENED.values()
+
+
+def may_open(known: ReasoningFormat) -> bool:
+    """Whether the model may begin it itself."""
+    return known in _OPENED
 
 
 class ReasoningReader:

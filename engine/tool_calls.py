@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tercet.engine.found_json import is_text, parsed, value_at
-from tercet.engine.gemma_calls import CLOSING, OPENING, gemma_call
+from tercet.engine.gemma_calls import GEMMA_CLOSING, GEMMA_OPENING, gemma_call
 from tercet.engine.marked_calls import Schemas, invoked_calls, marked_call
 from tercet.engine.section_calls import DEEPSEEK, KIMI, section_calls
 from tercet.ipc.answers import ToolFormat
@@ -173,7 +173,7 @@ class _KimiReader(_DeepSeekReader):
 class _GemmaReader(_HermesReader):
     """`<|tool_call>call:name{key:value}<tool_call|>`, any number of them: Gemma 4."""
 
-    _OPEN, _CLOSE = OPENING, CLOSING
+    _OPEN, _CLOSE = GEMMA_OPENING, GEMMA_CLOSING
 
     def _calls(self, body: str) -> list[Call]:
         found = gemma_call(body)

@@ -248,7 +248,7 @@ _NORMS = {
     "apertus": Norms(ahead_of_attention="attention_layernorm", ahead_of_mlp="feedforward_layernorm"),
 }
 """Of families that have others than most, or by other names."""
-_NORMED = ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4", "apertus")
+_NORMED = ("qwen3", "qwen3_moe", "gemma3_text", "dots1", "exaone4", "apertus", GEMMA4)
 """Families that norm each query's head and each key's; there are others."""
 _STACKED = {
     "glm": frozenset({"gate_up"}),
@@ -283,7 +283,7 @@ def traits(family: str) -> dict[str, Any]:
         "fits_float16": not is_gemma,
         "norms": _NORMS.get(family, Norms()),
         "turns_in_pairs": family in ("glm", "glm4", "ernie4_5", "ernie4_5_moe"),
-        "qk_norm": has_delta or is_hunyuan or family in (*_NORMED, GEMMA4),
+        "qk_norm": has_delta or is_hunyuan or family in _NORMED,
         "qk_norm_behind": is_hunyuan,
         "value_norm": family == GEMMA4,
         "layer_scales": family == GEMMA4,
