@@ -22,6 +22,8 @@ class ImageGrid:
 
     places_P2: Tensor
     """Each patch's row and column."""
+    axes_2P: Tensor
+    """All rows, then all columns."""
     ends_1: Tensor
     """Where attention to the whole image ends: behind the last patch."""
     ends_S: Tensor
@@ -50,6 +52,7 @@ def image_grid(rows: int, columns: int, config: VisionConfig, device: torch.devi
     sizes = [part.numel() * merge**2 + config.tiles for part in windows]
     return ImageGrid(
         places_P2=places_P2.to(device, torch.int32),
+        axes_2P=places_P2.t().contiguous().to(device, torch.int32),
         ends_1=torch.tensor([rows * columns], dtype=torch.int32, device=device),
         ends_S=torch.tensor(list(itertools.accumulate(sizes)), dtype=torch.int32, device=device),
         longest=max(sizes),

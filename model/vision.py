@@ -105,7 +105,7 @@ class Vision:
         if positions_GD is None:
             return stream_PD
         if self.config.axis_positions:
-            rows_P, columns_P = grid.places_P2.t().contiguous()
+            rows_P, columns_P = grid.axes_2P
             columns_GD, rows_GD = positions_GD.chunk(2)
             places_PD = residual_add(embedding(rows_P, rows_GD), embedding(columns_P, columns_GD))
             return residual_add(places_PD, stream_PD)
