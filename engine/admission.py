@@ -3,6 +3,8 @@
 It knows the order of turns; how much room there is, `Residents` knows, and `ChunkPlan` cuts the parts.
 """
 
+from collections.abc import Callable
+
 from tercet.engine.chunk_plan import ChunkPlan
 from tercet.engine.constraints import Constraints
 from tercet.engine.plan_draft import PlanDraft
@@ -14,19 +16,26 @@ from tercet.engine.waiting_line import WaitingLine
 class Admission:
     """From the waiting line to slots."""
 
-    def __init__(self, waiting: WaitingLine, residents: Residents, constraints: Constraints) -> None:
+    def __init__(
+        self, waiting: WaitingLine, residents: Residents, constraints: Constraints, preempt: Callable[[Request], None]
+    ) -> None:
+        """`preempt`: it leaves its slot and comes back later."""
         self._waiting = waiting
         self._residents = residents
         self._constraints = constraints
+        self._preempt = preempt
 
-    def plan_chunks(self, budget: int, draft: PlanDraft, now: float) -> None:
+    def plan_chunks(self, budget: int, draft: PlanDraft, now: float, *, alone: bool) -> None:
         """Parts of prompts for what the decodes leave of the budget.
 
         The oldest prompt that is begun has half, so that it gets on. Then come those begun that fit, the shortest
         first, then new ones; what is left goes to the long ones. So a short prompt waits for no long one but the first.
+
+        `alone`: nothing else is computed now, so no pages come of themselves. Where prompts that are begun have all and
+        want more, the youngest of the least urgent is preempted until another gets on.
         """
         self._residents.states.keep(draft)  # ahead of all who may begin from what is kept
-        plan = ChunkPlan(self._residents, budget, draft.chunks)
+        plan = ChunkPlan(self._residents, budget, draft)
         oldest, others = self._residents.prefilling[:1], sorted(self._residents.prefilling[1:], key=plan.num_to_come)
         for request in oldest:
             plan.take(request, others_wait=bool(others) or self._can_admit(plan))
@@ -38,6 +47,9 @@ class Admission:
             plan.take(request, others_wait=self._can_admit(plan))
         for request in others:
             plan.take(request)
+        while alone and not draft.chunks and len(begun := self._residents.prefilling) > 1:
+            self._preempt(max(begun, key=lambda request: (request.priority, request.number)))
+            plan.take(begun[0])
         assert draft.chunks or not draft.kept, "a state is kept, and no plan follows"
 
     def share(self, chunks: list[tuple[int, int, int]]) -> None:

@@ -70,7 +70,7 @@ class DecodeRows:
                 without[request.slot] = lack
         if without:
             self._make_room(without, in_flight=in_flight)
-            draft.drop_pages(lambda slot: not self._slots.alive[slot])
+            draft.drop_pages(lambda row: not self._slots.alive[self._residents.tables.slot_of(row)])
             slots = slots[self._slots.alive[slots] & ~np.isin(slots, list(without))]
         return slots, count, guesses
 
@@ -80,9 +80,9 @@ class DecodeRows:
         Their pages are taken away; they are computed again later, and nobody will see a difference.
         """
         coming, running, shortage = self._residents.num_coming_pages, self._residents.running, sum(lacking.values())
-        while shortage > self._residents.pool.num_available + coming and len(running) > 1:
+        while shortage > self._residents.num_available + coming and len(running) > 1:
             victim = max(running.values(), key=lambda request: (request.priority, request.number))
             shortage -= lacking.get(victim.slot, 0)
             if in_flight:
-                coming += self._residents.pool.num_given_back(victim.pages)
+                coming += self._residents.tables.num_given_back(victim.tables)
             self._preempt(victim)

@@ -29,18 +29,21 @@ class PagePool:
         self._page_of: dict[bytes, int] = {}
         self._kept: OrderedDict[int, None] = OrderedDict()
         """Pages that nobody holds, least recently used first."""
+        self._first_to_go: OrderedDict[int, None] = OrderedDict()
+        """Others, that are forgotten before those."""
 
     @property
     def num_available(self) -> int:
         """Pages that `take` could give: the free ones and the kept ones."""
-        return len(self._free) + len(self._kept)
+        return len(self._free) + len(self._kept) + len(self._first_to_go)
 
     def take(self, count: int) -> list[int]:
-        """`count` pages for one holder. The least recently used of the kept ones are forgotten where need be."""
+        """`count` pages for one holder. Of the kept ones the first to go and the least recently used are forgotten where
+        need be."""
         if count > self.num_available:
             raise ValueError(f"asked for {count} pages; {self.num_available} are available")
         while len(self._free) < count:
-            page, _ = self._kept.popitem(last=False)
+            page, _ = (self._first_to_go or self._kept).popitem(last=False)
             del self._page_of[self._hash_of.pop(page)]
             self._free.append(page)
         pages = [self._free.pop() for _ in range(count)]
@@ -48,16 +51,20 @@ class PagePool:
             self._holders[page] = 1
         return pages
 
-    def give_back(self, pages: Sequence[int]) -> None:
-        """One holder lets go. A prefix's last page is forgotten first: without it the others still serve."""
+    def give_back(self, pages: Sequence[int], *, first_to_go: bool = False) -> None:
+        """One holder lets go. A prefix's last page is forgotten first: without it the others still serve. Those that
+        are `first_to_go` are forgotten before all that are kept already."""
         for page in reversed(pages):
             assert self._holders[page] > 0, f"page {page} is given back and nobody holds it"
             self._holders[page] -= 1
             if not self._holders[page]:
                 if page in self._hash_of:
-                    self._kept[page] = None
+                    (self._first_to_go if first_to_go else self._kept)[page] = None
                 else:
                     self._free.append(page)
+
+    def __contains__(self, page_hash: bytes) -> bool:
+        return page_hash in self._page_of
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """The pages of the longest cached prefix. They are not held yet: see `hold`."""
@@ -73,7 +80,7 @@ class PagePool:
         """One more holder for pages that `find` gave."""
         for page in pages:
             if not self._holders[page]:
-                del self._kept[page]
+                del (self._kept if page in self._kept else self._first_to_go)[page]
             self._holders[page] += 1
 
     def num_given_back(self, pages: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ class PlanDraft:
 
     enters: list[Enter] = field(default_factory=list)
     pages: list[tuple[int, int, int]] = field(default_factory=list)
-    """Slot, index in its page table, page."""
+    """Row of the page tables, index in it, page."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Page, and page that becomes its copy."""
     kept: list[tuple[int, int]] = field(default_factory=list)
@@ -28,7 +28,7 @@ class PlanDraft:
     """Slot, first position, length."""
 
     def drop_pages(self, unwanted: Callable[[int], bool]) -> None:
-        """Of these slots: they were preempted after they had got some."""
+        """Of these rows: whoever has them was preempted after it had got some."""
         self.pages = [triple for triple in self.pages if not unwanted(triple[0])]
 
     @property

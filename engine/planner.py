@@ -65,7 +65,7 @@ class Planner:
         """As it is when workers have just started: they hold nothing and compute nothing."""
         self._residents = Residents(self._settings, self._counters)
         self._slots = self._residents.slots
-        self._admission = Admission(self._waiting, self._residents, self._constraints)
+        self._admission = Admission(self._waiting, self._residents, self._constraints, self._preempt)
         self._in_flight: deque[InFlight] = deque()
         self._lease = Lease(self._settings.max_lease, self._settings.max_lease_ms / 1e3)
         self._pending = PendingDraw(self._slots, self._constraints)
@@ -195,9 +195,10 @@ class Planner:
             return None
         draft = PlanDraft()
         prompts_wait = bool(self._waiting or self._residents.prefilling)
-        decode_rows = self._decode_rows.plan(draft, prompts_wait=prompts_wait, in_flight=bool(self._in_flight))
-        decodes, count, guesses = decode_rows
-        self._admission.plan_chunks(self._settings.max_num_batched_tokens - len(decodes), draft, now)
+        in_flight = bool(self._in_flight)
+        decodes, count, guesses = self._decode_rows.plan(draft, prompts_wait=prompts_wait, in_flight=in_flight)
+        budget, alone = self._settings.max_num_batched_tokens - len(decodes), not (len(decodes) or in_flight)
+        self._admission.plan_chunks(budget, draft, now, alone=alone)
         if draft.chunks:
             self._lease.prompts_planned(sum(length for _, _, length in draft.chunks), now)
             decodes, count, guesses = decodes[~self._slots.awaits_mask(decodes)], 1, 0  # they wait for nobody's mask

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from tercet.engine.config import EngineConfig
+from tercet.engine.page_need import PageNeed
 from tercet.engine.speculation import SpeculativeConfig
 from tercet.ipc.process_messages import Limits, WorkersRestarted
 
@@ -31,6 +32,7 @@ class PlannerSettings:
     num_host_states: int = 0
     state_bytes: int = 0
     image_tokens: int = 0
+    windows: tuple[int, ...] = (0,)
     had_other_weights: bool = False
 
     @property
@@ -48,9 +50,10 @@ class PlannerSettings:
         """Answers with a grammar that are followed at a time: those that run, and as many whose turn comes next."""
         return 2 * self.max_num_seqs
 
-    def pages(self, num_tokens: int) -> int:
-        """Pages that hold so many tokens."""
-        return -(-num_tokens // self.page_size)
+    @property
+    def need(self) -> PageNeed:
+        """How many pages requests need."""
+        return PageNeed(self.windows, self.page_size, max(self.image_tokens, 1))
 
     def after(self, message: WorkersRestarted) -> "PlannerSettings":
         """With these workers."""
@@ -88,6 +91,7 @@ def make_settings(config: EngineConfig, limits: Limits) -> PlannerSettings:
         num_host_states=limits.num_host_states,
         state_bytes=limits.state_bytes,
         image_tokens=limits.image_tokens,
+        windows=limits.windows,
     )
 
 

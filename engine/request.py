@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from tercet.engine.held_pages import Held
 from tercet.engine.pages import PrefixHasher
 from tercet.ipc.answers import FinishReason, Usage
 from tercet.ipc.images import PlacedImage
@@ -63,7 +64,10 @@ class Request:
     hashes: list[bytes]
     """Of its full pages, as far as they are known. hashes[0] is the chain's root."""
     slot: int = -1
-    pages: list[int] = field(default_factory=list)
+    tables: list[Held] = field(default_factory=list)
+    """What it holds, of each page table."""
+    lasting: tuple[int, ...] = ()
+    """Numbers of pages behind which others may go on."""
     num_remembered: int = 0
     """Pages that the pool knows by hash."""
     cuts: list[int] = field(default_factory=list)

@@ -7,6 +7,7 @@ wanted; past this door every id, size and number is in range.
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from msgspec import structs
 from tercet.engine.generation_defaults import GenerationDefaults
 from tercet.engine.id_range import all_below
 from tercet.engine.logits_check import adjustments_of, check_adjustments
+from tercet.engine.page_need import PageNeed
 from tercet.engine.pooling import Pooling
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.structured_check import check_structured, write_grammar
@@ -56,10 +58,12 @@ class Rules:
     adapters: Mapping[str, LoadedAdapter]
     """That requests may name."""
 
-    @property
+    @cached_property
     def cache_length(self) -> int:
         """Tokens of the longest request, answer included, that the KV cache holds; the context may be longer."""
-        return (self.limits.num_pages - 1) * self.page_size + 1  # K and V of the last token are never wanted
+        limits = self.limits
+        need = PageNeed(limits.windows, self.page_size, max(limits.image_tokens, 1))
+        return need.most_tokens(limits.num_pages - 1, limits.max_model_len) + 1  # the last token's are never wanted
 
 
 def stop_strings(params: SamplingParams, default: str | tuple[str, ...] | None = None) -> tuple[str, ...]:

@@ -4,14 +4,15 @@ It knows slots, pages and what they hold; it knows no queue, and makes no plans.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tercet.engine.counters import Counters
-from tercet.engine.pages import PagePool
+from tercet.engine.held_pages import Held
+from tercet.engine.page_tables import PageTables
 from tercet.engine.plan_draft import PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request
@@ -25,10 +26,10 @@ class Head(NamedTuple):
     """The beginning of a request, as far as its keys and values are there already."""
 
     num_tokens: int
-    pages: list[int]
-    """Full ones, to be shared."""
-    copied: int | None = None
-    """The beginning of this page belongs to it too; what follows there is another's."""
+    tables: list[Held]
+    """Full pages, to be shared."""
+    copied: Sequence[int] = ()
+    """The beginnings of these pages, one of each table, belong to it too; what follows there is another's."""
     num_cached: int = 0
     """Tokens whose keys and values are there, though it may have to compute some for the state behind them."""
 
@@ -39,13 +40,13 @@ class Residents:
     def __init__(self, settings: PlannerSettings, counters: Counters) -> None:
         self._settings = settings
         self._counters = counters
-        self.pool = PagePool(settings.num_pages, caching=settings.enable_prefix_caching)
+        self.tables = PageTables(settings)
         self.slots = SlotArrays(settings.max_num_seqs, settings.max_model_len)
         self.states = States(settings)
         self.image_tokens = settings.image_tokens
         """0: parts of prompts may end within images."""
         has_host = settings.num_host_pages > 0
-        self.swaps = Swaps(settings.num_host_pages, self.pool, self.states, counters) if has_host else None
+        self.swaps = Swaps(settings.num_host_pages, self.tables.pool, self.states, counters) if has_host else None
         """None: pages that leave the cache are nowhere else."""
         self.running: dict[int, Request] = {}
         """By number."""
@@ -76,7 +77,7 @@ class Residents:
         return Load(
             num_running=len(self.running),
             num_waiting=num_waiting + self.num_coming_back,
-            num_free_pages=self.pool.num_available,
+            num_free_pages=self.num_available,
             num_pages=self._settings.num_pages,
             num_steps=self._counters.steps,
             num_preemptions=self._counters.preemptions,
@@ -95,10 +96,15 @@ class Residents:
         return num_pages * self._settings.page_bytes + num_states * self._settings.state_bytes
 
     @property
+    def num_available(self) -> int:
+        """Pages that nobody holds."""
+        return self.tables.pool.num_available
+
+    @property
     def num_coming_pages(self) -> int:
         """Pages that will be available once the plans in flight are complete, and the copies."""
         copied = 0 if self.swaps is None else self.swaps.num_coming_pages
-        return copied + sum(self.pool.num_given_back(request.pages) for _, request, _ in self._leaving)
+        return copied + sum(self.tables.num_given_back(request.tables) for _, request, _ in self._leaving)
 
     @property
     def empty(self) -> bool:
@@ -111,11 +117,10 @@ class Residents:
         slots, pages = (0, 0) if self.swaps is None else self.swaps.promised
         if len(self._free_slots) <= slots or self.suspect is not None:
             return False
-        shared = self._head(request).pages
-        needed = self._settings.pages(len(request.token_ids)) - len(shared) + self.pool.num_kept(shared)
+        needed = self.tables.num_lacking(self._head(request).tables, len(request.token_ids))
         # Those that run need pages as they grow; admitting into the last ones would only send somebody away again.
-        reserve = min(len(self.running), self._settings.num_pages // 20)
-        return needed + reserve + pages <= self.pool.num_available
+        growing = len(self.running) * len(self._settings.windows)
+        return needed + min(growing, self._settings.num_pages // 20) + pages <= self.num_available
 
     def waits_for_pages(self, request: Request) -> bool:
         """Whether pages of its prompt are on their way from the host's memory, or could be: then they are from now on.
@@ -129,35 +134,35 @@ class Residents:
         if request.has_looked or shares or request.is_suspect or _computes_all(request) or not self.can_admit(request):
             return False
         hashes = request.hashes[1 : 1 + (len(request.token_ids) - 1) // self._settings.page_size]
-        num_pages = self._settings.pages(len(request.token_ids))
-        return self.swaps.load(request, self.pool.find(hashes), hashes, num_pages)
+        num_pages = self.tables.need.pages(len(request.token_ids))
+        return self.swaps.load(request, self.tables.pool.find(hashes), hashes, num_pages)
 
     def admit(self, request: Request, now: float, draft: PlanDraft) -> None:
         """It takes a slot, and pages for all that it brings."""
         head = self._head(request)
-        self.pool.hold(head.pages)
+        size = self._settings.page_size
+        num_shared = head.num_tokens // size
         slot = request.slot = self._free_slots.pop()
         length = len(request.token_ids)
         self._counters.prefix_queries += length
         self._counters.prefix_hits += head.num_tokens
         if self.swaps is not None:
-            self._counters.host_hits += min(request.num_loaded * self._settings.page_size, head.num_tokens)
+            self._counters.host_hits += min(request.num_loaded * size, head.num_tokens)
             request.has_looked, request.num_loaded = False, 0
-            self.swaps.remembered(head.pages, request.hashes[1 : 1 + len(head.pages)])
+            self.swaps.remembered(head.tables[0].pages, request.hashes[1 : 1 + num_shared])
         if request.admitted is None:
             request.admitted, request.num_cached = now, head.num_tokens
-        request.num_remembered = len(head.pages)
+        request.num_remembered = num_shared
+        request.lasting = num_shared, head.num_cached // size, (length - 1) // size
         request.cuts = self.states.cuts(length, head.num_tokens, head.num_cached)
         self.suspect = request if request.is_suspect else None
         self.running[request.number] = self._by_slot[slot] = request
         self.prefilling.append(request)
         self.slots.enter(request, head.num_tokens)
-        own = self.pool.take(self._settings.pages(length) - len(head.pages))
-        if head.copied is not None:
-            draft.copies.append((head.copied, own[0]))
         if self.states.tile and head.num_tokens:
-            self.states.restore(request.hashes[len(head.pages)], slot, draft)
-        self._append_pages(request, head.pages + own, draft)
+            self.states.restore(request.hashes[num_shared], slot, draft)
+        request.tables = self.tables.begin(slot, head.tables, head.copied, length, draft)
+        self._note_capacity(request)
         # Penalties count all tokens, and guesses are looked up among all.
         first = 0 if self._settings.looks_back or request.sampling.adjustments is not None else head.num_tokens
         ids = request.token_ids[first:].tobytes()
@@ -169,15 +174,24 @@ class Residents:
     def lacks_pages(self, slots: Slots, num_tokens: NDArray[np.int32]) -> bool:
         """Whether these slots cannot all grow to so many tokens each, more than they have room for."""
         more = num_tokens - self.slots.capacity[slots]
-        return int((-(-more // self._settings.page_size)).sum()) > self.pool.num_available
+        num_pages = int((-(-more // self._settings.page_size)).sum())
+        return num_pages * len(self._settings.windows) > self.num_available
+
+    def room(self, request: Request, start: int) -> int:
+        """Tokens of its prompt from `start` on, where the next part begins, for which there are pages, or could be."""
+        self.tables.leave_behind(request.tables, start, request.lasting)
+        return self.tables.room(request.tables, start)
 
     def grow(self, request: Request, num_tokens: int, draft: PlanDraft) -> int:
         """Give it pages for so many tokens, all or none; returns how many are lacking."""
-        more = self._settings.pages(num_tokens) - len(request.pages)
-        if more > self.pool.num_available:
-            return more
-        self._append_pages(request, self.pool.take(more), draft)
-        return 0
+        if self.slots.decoding[request.slot]:
+            self.tables.leave_behind(request.tables, int(self.slots.known[request.slot]) - 1, request.lasting)
+        lacking = self.tables.grow(request.slot, request.tables, num_tokens, draft)
+        self._note_capacity(request)
+        return lacking
+
+    def _note_capacity(self, request: Request) -> None:
+        self.slots.capacity[request.slot] = min(held.end for held in request.tables) * self._settings.page_size
 
     def share(self, request: Request, num_tokens: int) -> None:
         """The plan just made ends a chunk of its prompt here: its pages serve later plans, and at a cut its state."""
@@ -194,34 +208,30 @@ class Residents:
         first = request.num_remembered
         if num_full <= first:
             return
-        for index in range(first, num_full):
-            self.pool.remember(request.pages[index], request.hashes[index + 1])
+        hashes = request.hashes[first + 1 : num_full + 1]
+        self.tables.remember(request.tables, first, hashes)
         if self.swaps is not None:
-            self.swaps.remembered(request.pages[first:num_full], request.hashes[first + 1 : num_full + 1])
+            self.swaps.remembered(request.tables[0].part(first, num_full).pages, hashes)
         request.num_remembered = num_full
 
     def _head(self, request: Request) -> Head:
         """What it need not compute. Its last token is always computed: somebody has to sample from it."""
         if _computes_all(request):
-            return Head(0, [])
+            return Head(0, self.tables.shared([]))
         most, size = len(request.token_ids) - 1, self._settings.page_size
-        cached = self.pool.find(request.hashes[1 : most // size + 1])
+        hashes = request.hashes[1 : most // size + 1]
+        num_pages, num_cached = self.tables.cached(hashes)
+        num_tokens = num_pages * size
         if self.states.tile:  # of a source only keys and values are there: its state has gone on
-            num_tokens = self.states.longest(request.hashes, len(cached) * size)
-            return Head(num_tokens, cached[: num_tokens // size], num_cached=len(cached) * size)
-        num_shared = min(request.num_prompt, most)
-        if request.family is None or not request.family.sources or num_shared <= len(cached) * size:
-            return Head(len(cached) * size, cached)
-        # Its source goes on writing behind the prompt, on the page that both end it on: that one is copied. The source
-        # runs, so whatever becomes of it, its pages are given back after the plan in the making.
-        num_full, rest = divmod(num_shared, size)
-        pages = request.family.sources[0].pages
-        return Head(num_shared, pages[:num_full], pages[num_full] if rest else None)
-
-    def _append_pages(self, request: Request, new: list[int], draft: PlanDraft) -> None:
-        draft.pages += [(request.slot, len(request.pages) + index, page) for index, page in enumerate(new)]
-        request.pages += new
-        self.slots.capacity[request.slot] = len(request.pages) * self._settings.page_size
+            num_tokens = self.states.longest(request.hashes, num_tokens)
+        elif request.family is not None and request.family.sources:
+            num_shared = min(request.num_prompt, most)
+            shared = self.tables.shared_with(request.family.sources[0].tables, num_shared)
+            if num_shared > num_tokens and shared is not None:
+                # Its source goes on writing behind the prompt, on the page that both end it on: that one is copied. The
+                # source runs, so whatever becomes of it, its pages are given back after the plan in the making.
+                return Head(num_shared, *shared)
+        return Head(num_tokens, self.tables.shared(hashes[: num_tokens // size]), num_cached=num_cached * size)
 
     # -------------------------------------------------------------------------------------------- going
 
@@ -249,7 +259,7 @@ class Residents:
         back = []
         while self._leaving and self._leaving[0][0] <= completed_plan:
             _, request, comes_back = self._leaving.popleft()
-            self.pool.give_back(request.pages)
+            self.tables.give_back(request.tables)
             self._free_slots.append(request.slot)
             self._by_slot[request.slot] = None
             if request is self.suspect:
@@ -284,4 +294,4 @@ def _computes_all(request: Request) -> bool:
 def _forget_place(request: Request) -> None:
     if request.family is not None:
         request.family.leave(request)
-    request.slot, request.pages, request.num_remembered = -1, [], 0
+    request.slot, request.tables, request.num_remembered = -1, [], 0

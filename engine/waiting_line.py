@@ -147,9 +147,9 @@ class WaitingLine:
 
 def make_fit(request: Request, settings: PlannerSettings) -> Unservable | None:
     """Why it can never run, if it cannot. One that was to take all the room there is takes what there is now."""
-    needed, size = request.max_length - 1, settings.page_size  # the last token's K and V are never wanted
-    available = (settings.num_pages - 1) * size
-    if settings.pages(needed) * size <= available:
+    needed = request.max_length - 1  # the last token's K and V are never wanted
+    available = settings.need.most_tokens(settings.num_pages - 1, max(needed, settings.max_model_len))
+    if needed <= available:
         return None
     sampling, most = request.sampling, available + 1 - request.num_prompt
     if sampling.open_ended and most > max(request.num_generated, sampling.min_tokens - 1):

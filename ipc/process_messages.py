@@ -36,6 +36,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a state takes, on all ranks together."""
     image_tokens: int = 0
     """0: chunks of prompts may end within images. Else tokens of an image see each other: so many, all in one chunk."""
+    windows: tuple[int, ...] = (0,)
+    """Of each page table, how many tokens back the layers that have it see; 0: all."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -260,7 +260,7 @@ class SimulatedWorker:
             holds = holds and guessed == token and not slot.done
             if position < first + num_tried:
                 prefix = identity(prefix, guessed)
-                written[slot.pages[position // self._page_size], position % self._page_size] = prefix
+                self._write(slot_index, position, prefix, written)
         return token_ids + [-1] * (num_guesses - num_tried)
 
     def _compute(self, slot_index: int, start: int, length: int, written: dict[tuple[int, int], bytes]) -> bytes:
@@ -273,10 +273,14 @@ class SimulatedWorker:
             prefix = identity(prefix, slot.tokens[position])
             self._last_of[prefix] = slot.tokens[position]
             if position >= start:
-                written[place] = prefix
+                self._write(slot_index, position, prefix, written)
             else:
                 assert self._cache.get(place) == prefix, f"slot {slot_index} reads wrong K and V at {position}"
         return prefix
+
+    def _write(self, slot_index: int, position: int, prefix: bytes, written: dict[tuple[int, int], bytes]) -> None:
+        """What stands in the cache for a token from now on."""
+        written[self._slots[slot_index].pages[position // self._page_size], position % self._page_size] = prefix
 
     @staticmethod
     def _append(slot: Slot, token: int) -> None:
