@@ -38,8 +38,8 @@ class PagePool:
         return len(self._free) + len(self._kept) + len(self._first_to_go)
 
     def take(self, count: int) -> list[int]:
-        """`count` pages for one holder. Of the kept ones the first to go and the least recently used are forgotten where
-        need be."""
+        """`count` pages for one holder. Where need be, kept ones are forgotten: those that are to go first, then the
+        least recently used."""
         if count > self.num_available:
             raise ValueError(f"asked for {count} pages; {self.num_available} are available")
         while len(self._free) < count:

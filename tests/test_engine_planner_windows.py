@@ -108,7 +108,7 @@ def random_load(seed: int) -> Counter[str]:
 
 def test_random_loads_say_what_undisturbed_requests_say() -> None:
     counts = sum((random_load(seed) for seed in range(60)), Counter[str]())
-    assert all(counts[kind] > 100 for kind in ("left behind", "preempted", "hits", "copied")), counts
+    assert all(counts[kind] > 50 for kind in ("left behind", "preempted", "hits", "copied")), counts
 
 
 def ask(run: Run, number: int, prompt: list[int], **sampling: object) -> int:

@@ -1,7 +1,7 @@
 """The simulated worker with a page table for each group of layers: those with a window see a part of what there is.
 
-Whatever lies ahead of a window may be another's by now; within it every key and value is checked. A page is any table's,
-and what a table's layers left in it is nothing to another's.
+Whatever lies ahead of a window may be another's by now; within it every key and value is checked. A page is any
+table's, and what a table's layers left in it is nothing to another's.
 """
 
 from collections import Counter
