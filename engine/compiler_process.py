@@ -22,6 +22,7 @@ from tercet.engine.image_rules import load_image_rules
 if TYPE_CHECKING:  # torch takes seconds, and who only names the spec has no use for it
     import torch
 
+    from tercet.model.cache_tables import CacheTables
     from tercet.model.compile_ahead import Steps
     from tercet.model.load import Opened
     from tercet.model.runner_settings import GuessSettings
@@ -49,6 +50,7 @@ def steps_of(config: EngineConfig, paths: Paths, opened: "Opened") -> "Steps":
 
     return Steps(
         config=opened.config,
+        tables=tables_of(config, opened),
         tensor_parallel_size=config.tensor_parallel_size,
         dtype=opened.dtype,
         cache_dtype=opened.cache_dtype,
@@ -66,6 +68,15 @@ def steps_of(config: EngineConfig, paths: Paths, opened: "Opened") -> "Steps":
         most_image_tokens=0 if opened.vision is None else most_image_tokens(config, paths, opened.max_model_len),
         num_landings=num_landings(config.run_ahead, config.max_lease),
     )
+
+
+def tables_of(config: EngineConfig, opened: "Opened") -> "CacheTables":
+    """By which layers find their keys and values: all by one, where pages have a copy in the host's memory."""
+    from tercet.model.cache_tables import cache_tables, one_table
+
+    if config.kv_offloading_size:
+        return one_table(opened.config)
+    return cache_tables(opened.config, opened.max_model_len)
 
 
 def guess_settings(config: EngineConfig) -> "GuessSettings | None":

@@ -12,7 +12,14 @@ from msgspec.structs import replace
 from tercet.engine import child
 from tercet.engine.beside_steps import BesideSteps
 from tercet.engine.child import SupervisorLink
-from tercet.engine.compiler_process import CompilerSpec, guess_settings, most_image_tokens, open_configured, steps_of
+from tercet.engine.compiler_process import (
+    CompilerSpec,
+    guess_settings,
+    most_image_tokens,
+    open_configured,
+    steps_of,
+    tables_of,
+)
 from tercet.engine.compilers import Compilers, OthersCompilers, start_compilers
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
@@ -163,8 +170,9 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> _Made:
     else:
         num_bytes = CPU_BYTES
     clock.ended("largest step")
-    num_pages = count_pages(decoder.config, num_bytes, config.page_size, cache_dtype, group)
-    kv_cache = make_kv_cache(decoder.config, num_pages, config.page_size, cache_dtype, device, group.size)
+    num_pages = count_pages(decoder.config, num_bytes, config.page_size, cache_dtype, group, decoder.tables)
+    sizes = num_pages, config.page_size, cache_dtype, device, group.size
+    kv_cache = make_kv_cache(decoder.config, *sizes, decoder.tables)
     cells = str(cache_dtype).removeprefix("torch.")
     link.tell(Phase(f"{num_pages} pages of {config.page_size} tokens in {cells}", 1, 1))
     clock.ended("cache")
@@ -217,6 +225,7 @@ def _load_decoder(
         deterministic=config.deterministic,
         guesses=config.speculative_config is not None,
         max_tokens=Shapes(config.max_num_seqs, config.max_num_batched_tokens).max_tokens,
+        tables=tables_of(config, opened),
         progress=_teller(link, "bytes of weights", clock, "ranks"),
     )
     clock.ended("weights")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tercet.model.attention_plan import AttentionPlan, kind_of
+from tercet.model.attention_plan import AttentionPlan, Kind, kind_of
 from tercet.model.blocks import Heads
 from tercet.model.config import ModelConfig
 from tercet.model.linear import Adapted, Matrix, linear
@@ -45,6 +45,8 @@ class Attention:
     cos_sin_PR: Tensor
     scoring: Scoring
     deterministic: bool
+    table: int
+    """Which of the page tables is its own."""
     query_scales_P: Tensor | None = None
     """What queries are multiplied by at each position, before they turn; None: by one."""
 
@@ -58,7 +60,8 @@ class Attention:
     ) -> Tensor:  # fmt: skip
         """[T, H]. `qkv_ND`: the weights' matrix, with what adapters add; `kv`: the layer's cache, [k/v, page, kv head,
         token, dim]; `plan`, `last_queries`: see `Layer.attend`."""
-        weights, kind = self.weights, kind_of(self.scoring, kv[0])
+        weights, kind = self.weights, self._kind(kv)
+        page_table_SM = inputs.page_tables(page_table_SM)[self.table]
         num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B) * inputs.tries
         # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.
         first = num_decodes if isinstance(plan.decode.get(kind), FusedPlan) else 0
@@ -104,6 +107,9 @@ class Attention:
             gate_by_sigmoid(out_TH, qkv_TN, first_gate, rows=inputs.told_tokens_1)
         return out_TH
 
+    def _kind(self, kv: Tensor) -> Kind:
+        return kind_of(self.table, self.scoring, kv[0])
+
     def _without_gates(self, qkv_TN: Tensor) -> Tensor:
         """Gates lie behind queries, keys and values."""
         return qkv_TN[:, : -self._num_heads * self.heads.dim] if self.config.gated_attention else qkv_TN
@@ -128,7 +134,7 @@ class Attention:
         """q, k, v rows of the `first` tokens; queries of those behind, whose K and V are written."""
         weights, norm_D = self.weights, self.weights.input_norm_D
         dtype, device = weights.qkv_ND.dtype, weights.qkv_ND.device
-        heads = self._num_heads, self.heads.dim
+        heads, kv_slots_T = (self._num_heads, self.heads.dim), inputs.kv_slots_XT[self.table]
         places_T, cos_sin_PR = self._turns(inputs)
         qkv_TN = torch.empty(first, len(weights.qkv_ND), dtype=dtype, device=device)
         q_THD = torch.empty(len(inputs.positions_T) - first, *heads, dtype=dtype, device=device)
@@ -140,7 +146,7 @@ class Attention:
                 out = qkv_TN[start:begin]
                 linear(part.x_TD[:ahead], weights.qkv_ND, None, out, deterministic=self.deterministic)
             matmul_prologue(
-                part.x_TD[ahead:], weights.qkv_ND, places_T[begin:end], inputs.kv_slots_T[begin:end], cos_sin_PR,
+                part.x_TD[ahead:], weights.qkv_ND, places_T[begin:end], kv_slots_T[begin:end], cos_sin_PR,
                 *self._head_inputs(kv), q_THD[begin - first : end - first], part.count_1, ahead,
             )  # fmt: skip
         return qkv_TN, q_THD
@@ -164,7 +170,7 @@ class Attention:
         return attention_prologue(
             qkv_TN,
             places_T[first:],
-            inputs.kv_slots_T[first:],
+            inputs.kv_slots_XT[self.table, first:],
             cos_sin_PR,
             *self._head_inputs(kv),
             self._num_heads,
@@ -189,7 +195,7 @@ class Attention:
     ) -> None:  # fmt: skip
         """Attention of the decode rows, which come first: from q, k, v rows where the plan is for that."""
         num_rows, num_heads, _ = out_BHD.shape
-        shares = plan.decode.get(kind_of(self.scoring, kv[0]))
+        shares = plan.decode.get(self._kind(kv))
         if isinstance(shares, FusedPlan):
             fused_decode_attention(
                 qkv_TN[:num_rows],

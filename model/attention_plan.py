@@ -5,7 +5,7 @@ Knows which kernel will serve which layers; the kernels know the rest.
 Shape suffixes: S slots, M pages of a slot.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from tercet.triton_kernels.attention import most_deep, plan_last_queries, plan_p
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_work import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.few_rows import FewRows
 from tercet.triton_kernels.fused_decode import FusedPlan, can_fuse_decode, plan_fused_decode
 from tercet.triton_kernels.latent_attention import LatentPrefill, plan_latent_chunks, plan_latent_decode
 from tercet.triton_kernels.latent_room import room_for
@@ -26,6 +27,8 @@ from tercet.triton_kernels.prepare import StepInputs
 class Kind(NamedTuple):
     """What layers that share a plan have in common."""
 
+    table: int
+    """Which of the page tables is theirs."""
     window: int
     num_kv_heads: int
     head_dim: int
@@ -38,14 +41,15 @@ class Attending(NamedTuple):
     k_cache: Tensor
     """[page, kv head, token, dim]; or latents."""
     rotary_dim: int
+    table: int
 
     @property
     def kind(self) -> Kind:
-        return kind_of(self.scoring, self.k_cache)
+        return kind_of(self.table, self.scoring, self.k_cache)
 
 
-def kind_of(scoring: Scoring, k_cache: Tensor) -> Kind:
-    return Kind(scoring.window, k_cache.shape[1], k_cache.shape[3])
+def kind_of(table: int, scoring: Scoring, k_cache: Tensor) -> Kind:
+    return Kind(table, scoring.window, k_cache.shape[1], k_cache.shape[3])
 
 
 @dataclass(frozen=True)
@@ -78,30 +82,32 @@ class AttentionPlan:
             return cls._of_latents(inputs, last_layer, page_table_SM, num_heads, latent, num_tokens, deterministic)
         kinds = {layer.kind: layer for layer in attending}
         if num_rows:
-            rows = inputs.decode_lengths_B, inputs.decode_slots_B
-            for kind, (scoring, k_cache, rotary_dim) in kinds.items():
-                if fuses and can_fuse_decode(
+            rows, page_tables = (inputs.decode_lengths_B, inputs.decode_slots_B), inputs.page_tables(page_table_SM)
+            for kind, (scoring, k_cache, rotary_dim, _) in kinds.items():
+                own = page_tables[kind.table]
+                if (shared := _without_pages(decode, kind)) is not None:
+                    decode[kind] = shared
+                elif fuses and can_fuse_decode(
                     k_cache, num_heads, rotary_dim, scoring, tries=tries, num_rows=num_rows, longest=longest
                 ):
                     decode[kind] = plan_fused_decode(
-                        *rows, page_table_SM, num_heads, k_cache, window=kind.window, deterministic=deterministic,
+                        *rows, own, num_heads, k_cache, window=kind.window, deterministic=deterministic,
                         longest=longest, tries=tries, lengths_T=inputs.lengths_T,
                     )  # fmt: skip
                 else:
                     decode[kind] = _split(
-                        *rows, page_table_SM, num_heads, k_cache, deterministic, kind.window, tries, inputs.lengths_T
+                        *rows, own, num_heads, k_cache, deterministic, kind.window, tries, inputs.lengths_T
                     )  # fmt: skip
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
-            works = {
-                kind: plan_prefill(
+            for kind, (scoring, k_cache, *_) in kinds.items():
+                like = next((one for one in prefill if one[1:] == kind[1:]), None)  # no plan has pages in it
+                prefill[kind] = prefill[like] if like else plan_prefill(
                     *chunks, num_tokens, num_heads, k_cache, scoring, deep=deep, ends_T=inputs.ends_for(kind.window)
-                )
-                for kind, (scoring, k_cache, _) in kinds.items()
-            }
+                )  # fmt: skip
             # Few tokens are attended to in parts sooner than some of them whole.
-            last = works[last_layer.kind]
-            prefill |= works
+            last = prefill[last_layer.kind]
+            assert isinstance(last, PrefillWork)
             last_queries = plan_last_queries(*chunks, last) if last.parts is None else last
         return cls(decode, prefill, last_queries)
 
@@ -144,6 +150,12 @@ def depths(attending: Sequence[Attending], *, num_heads: int, deterministic: boo
     """By the values of `deep` that make a difference, up to how many prefill tokens a plan makes something of them."""
     far = next((layer for layer in attending if not layer.scoring.window), None)
     return {} if deterministic or far is None else most_deep(num_heads, far.k_cache, far.scoring)
+
+
+def _without_pages(plans: Mapping[Kind, DecodeWork | FusedPlan], kind: Kind) -> DecodeWork | FusedPlan | None:
+    """The plan of layers of another page table that are of this kind otherwise, if there is one that names no pages."""
+    alike = (plan for one, plan in plans.items() if one[1:] == kind[1:] and not isinstance(plan, FewRows))
+    return next(alike, None)
 
 
 def _split(

@@ -18,6 +18,7 @@ from torch import Tensor
 import tercet.model
 import tercet.triton_kernels
 from tercet.model.adapters import Ranks, empty_adapters
+from tercet.model.cache_tables import CacheTables, of_few_layers
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.eagle_config import EagleConfig
@@ -60,6 +61,7 @@ class Steps:
     """What a rank's steps depend on; names as in the engine's configuration."""
 
     config: ModelConfig
+    tables: CacheTables
     tensor_parallel_size: int
     dtype: torch.dtype
     cache_dtype: torch.dtype
@@ -167,11 +169,12 @@ def launch_all(steps: Steps, rank: int) -> None:
     if steps.vision is not None:
         vision = empty_vision(steps.vision, dtype, _META, deterministic=steps.deterministic)
         vision.warm_up(steps.most_image_tokens)
-    decoder = Decoder(config, weights, group, steps.max_model_len, vision=vision, **ways)
+    tables = of_few_layers(steps.tables, config)
+    decoder = Decoder(config, weights, group, steps.max_model_len, vision=vision, tables=tables, **ways)
     if vision is not None:
         see = ImageSlots(decoder, vision, longest, with_graphs=False).attach
-    kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
-    table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
+    kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size, tables)
+    table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META, len(tables.windows))
     trials = None if guesses is None else TrialShapes(guesses)
     most_tried = 0 if trials is None else trials.max_rows
     states = make_states(config, num_places(max_rows, 0), dtype, _META, size, most_tried)
@@ -180,7 +183,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     extras = Extras(max_rows + 1, _META, config.vocab_size)
     base = max_row_words(shapes.max_rows)
     words_W = torch.empty(2 * base, dtype=torch.int32, device=_META)
-    buffers = StepBuffers(shapes.max_rows, shapes.max_tokens, words_W)
+    buffers = StepBuffers(shapes.max_rows, shapes.max_tokens, words_W, table.num_page_tables)
     places_KR = torch.empty(steps.num_landings, shapes.max_rows, dtype=torch.int32, device=_META)
     ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
     end = StepEnd(decoder, guesses, table, kv_cache, shapes, states)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tercet.model.adapters import LayerAdapters
 from tercet.model.attention_plan import Attending, AttentionPlan, depths, minds_length
+from tercet.model.cache_tables import CacheTables, one_table
 from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.head import Head
@@ -74,11 +75,13 @@ class Decoder:
         adapters: Sequence[LayerAdapters] = (),
         exchanges: bool = True,
         vision: Vision | None = None,
+        tables: CacheTables | None = None,
     ) -> None:
         """`guesses`: there will be steps with several tokens of one request; `adapters`: of each layer, if any;
         `exchanges`: sums over ranks may be those that the group has places for, step by step; `vision`: what sees
-        images, if there may be any."""
+        images, if there may be any; `tables`: by which layers find their keys and values, if not all by one."""
         self.config = config
+        self.tables = one_table(config) if tables is None else tables
         self.group = group
         self.max_model_len = max_model_len
         self.weights = weights
@@ -99,12 +102,12 @@ class Decoder:
         device = weights.embedding_VD.device
         own = config.rope, config.turning_dim()
         rotary_dim = config.rope.rotary_dim(own[1])
-        tables = rotary_tables(config.turns, rotary_dim, max_model_len, device)
-        scales = {rope: query_scales(rope, max_model_len, device) for rope, _ in tables}
+        turns = rotary_tables(config.turns, rotary_dim, max_model_len, device)
+        scales = {rope: query_scales(rope, max_model_len, device) for rope, _ in turns}
         self.turns_by_axes = vision is not None and vision.config.sections is not None
         """Whether images turn their tokens, and those behind, otherwise than words."""
         if vision is not None and vision.config.sections is not None:
-            self._turns_PR = tables[own]
+            self._turns_PR = turns[own]
             by_axis = axes(vision.config.sections, vision.config.interleaved, rotary_dim // 2)
             self._axis_F = torch.tensor(by_axis, dtype=torch.int32, device=device)
             """Of each frequency, which of the three numbers of a place in an image turns it."""
@@ -112,7 +115,7 @@ class Decoder:
         in_windows = vision is not None and vision.config.in_windows
         max_seen = sys.maxsize if in_windows else max_model_len
         self._layers = make_layers(
-            config, weights, group, tables, scales, max_seen, deterministic=deterministic, adapters=adapters
+            config, weights, group, turns, scales, max_seen, self.tables, deterministic=deterministic, adapters=adapters
         )
 
     @property
@@ -161,7 +164,7 @@ class Decoder:
         """The layers that have part of the cache, in their order, as it has them."""
         caching = [layer for index, layer in enumerate(self._layers) if self.config.carried_of(index) is None]
         return [
-            Attending(layer.attention.scoring, held[0], layer.attention.cos_sin_PR.shape[1])
+            Attending(layer.attention.scoring, held[0], layer.attention.cos_sin_PR.shape[1], layer.attention.table)
             for layer, held in zip(caching, kv_cache, strict=True)
         ]
 
@@ -180,11 +183,11 @@ class Decoder:
     ) -> Tensor:  # fmt: skip
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
-        `kv_cache`: of each layer that has part of it, [k/v, page, kv head, token, dim]; `page_table_SM`: each slot's
-        pages; `longest`: tokens that a decode row has at most, of a few that are short; `deep`: of few prefill tokens
-        some come behind so many; `begin`: makes what layers begin with, in place of the tokens' embeddings, and looks
-        these up first; `hear`: is told each layer's number and the stream ahead of it, [T, D], which is gone by the
-        next. Graph-safe: fixed shapes give fixed launches.
+        `kv_cache`: of each layer that has part of it, [k/v, page, kv head, token, dim]; `page_table_SM`: as of
+        `SlotTable`; `longest`: tokens that a decode row has at most, of a few that are short; `deep`: of few prefill
+        tokens some come behind so many; `begin`: makes what layers begin with, in place of the tokens' embeddings, and
+        looks these up first; `hear`: is told each layer's number and the stream ahead of it, [T, D], which is gone by
+        the next. Graph-safe: fixed shapes give fixed launches.
         """
         tables = inputs, kv_cache, page_table_SM, states
         last = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep, begin=begin, hear=hear)

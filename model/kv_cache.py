@@ -13,6 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from tercet.model.cache_tables import CacheTables, one_table
 from tercet.model.config import ModelConfig
 from tercet.model.parallel import Group
 from tercet.triton_kernels.checks import FP8
@@ -31,7 +32,7 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 
 @dataclass(frozen=True)
 class KvCache:
-    """Of one rank. A page is as many tokens in every layer, whatever a layer holds of them."""
+    """Of one rank. A page is as many tokens in every layer that has it, whatever a layer holds of them."""
 
     layers: tuple[Tensor, ...]
     """Of each layer that attends, what it attends to: [k/v, page, kv head, token, dim]."""
@@ -66,14 +67,17 @@ def cache_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.
 
 
 def make_kv_cache(
-    config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device, tp_size: int
-) -> KvCache:
-    """Zeros: a page holds numbers before it holds keys."""
-    shapes = config.cache_shapes(num_pages, page_size, tp_size)
+    config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device, tp_size: int,
+    tables: CacheTables | None = None,
+) -> KvCache:  # fmt: skip
+    """Zeros: a page holds numbers before it holds keys. `tables`: if not all layers have one."""
+    tables = tables or one_table(config)
+    # Where layers take turns with memory, all hold as much.
+    shapes = config.cache_shapes(num_pages, page_size, tp_size)[: tables.num_places]
     blocks = {shape: _zeros((count, *shape), dtype, device) for shape, count in Counter(shapes).items()}
     left = {shape: iter(block) for shape, block in blocks.items()}
     own = [next(left[shape]) for shape in shapes]
-    return KvCache(tuple(own[place] for place in config.cache_places), tuple(blocks.values()))
+    return KvCache(tuple(own[place] for place in tables.places), tuple(blocks.values()))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -82,9 +86,12 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def count_pages(config: ModelConfig, num_bytes: int, page_size: int, dtype: torch.dtype, group: Group) -> int:
+def count_pages(
+    config: ModelConfig, num_bytes: int, page_size: int, dtype: torch.dtype, group: Group,
+    tables: CacheTables | None = None,
+) -> int:  # fmt: skip
     """Pages of which every rank can hold as many in `num_bytes`; ValueError where not even one request fits."""
-    page_bytes = config.kv_bytes_per_page(page_size, dtype, group.size)
+    page_bytes = config.kv_bytes_per_page(page_size, dtype, group.size, tables.num_places if tables else None)
     num_pages = group.min(num_bytes // page_bytes)
     if (unused := num_bytes // page_bytes - num_pages) > num_pages // 20:
         _LOG.warning(

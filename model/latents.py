@@ -34,13 +34,13 @@ def attend_to_latents(
     `last_queries`: see `Layer.attend`; `query_scales_P`: what queries are multiplied by at each position, if by
     anything."""
     rows = inputs.told_tokens_1
-    kind = kind_of(Scoring(scale), cache)
+    kind = kind_of(0, Scoring(scale), cache)
     prefill = plan.last_queries if last_queries else plan.prefill.get(kind)
     assert not isinstance(prefill, PrefillWork)
     room = prefill.room if prefill else None
     by_latents = room.latent_rows_1 if room else rows
     q_TQ = latent_prologue(
-        x_TN, inputs.positions_T, inputs.kv_slots_T, cos_sin_PR, weights.latent_norm_L, weights.query_norm_Q,
+        x_TN, inputs.positions_T, inputs.kv_slots_XT[0], cos_sin_PR, weights.latent_norm_L, weights.query_norm_Q,
         latent.eps, cache, in_pairs=latent.in_pairs, rows=rows,
     )  # fmt: skip
     if weights.query_XQ is not None:

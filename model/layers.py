@@ -17,6 +17,7 @@ from tercet.model.adapters import LayerAdapters
 from tercet.model.attention import Attention
 from tercet.model.attention_plan import AttentionPlan
 from tercet.model.blocks import Delta, Mamba
+from tercet.model.cache_tables import CacheTables
 from tercet.model.config import ModelConfig
 from tercet.model.delta_rule import follow_delta_rule
 from tercet.model.experts import go_through_experts
@@ -169,19 +170,20 @@ class Layer:
 
 
 def make_layers(
-    config: ModelConfig, weights: Weights, group: Group, tables: Mapping[tuple[Rope | None, int], Tensor],
-    scales: Mapping[Rope | None, Tensor | None], max_seen: int, *, deterministic: bool,
+    config: ModelConfig, weights: Weights, group: Group, turns: Mapping[tuple[Rope | None, int], Tensor],
+    scales: Mapping[Rope | None, Tensor | None], max_seen: int, tables: CacheTables, *, deterministic: bool,
     adapters: Sequence[LayerAdapters],
 ) -> list[Layer]:  # fmt: skip
-    """All of a rank. `tables`: of each way to turn heads; `scales`: what queries are multiplied by; `max_seen`: longer
-    windows are none; `adapters`: of each layer, if any."""
-    layers = []
+    """All of a rank. `turns`: of each way to turn heads; `scales`: what queries are multiplied by; `max_seen`: longer
+    windows are none; `tables`: by which they find their keys and values; `adapters`: of each layer, if any."""
+    layers, of_attending = [], iter(tables.of_layers)
     for index, (layer, window, heads, turn) in enumerate(
         zip(weights.layers, config.layer_windows, config.layer_heads, config.turns, strict=True)
     ):
         seen = window if window < max_seen else 0
         scoring = Scoring(config.attention_scale, seen, config.attention_softcap, sinks_H=layer.sinks_H)
-        attention = Attention(config, layer, group, heads, tables[turn], scoring, deterministic, scales[turn[0]])
+        table = next(of_attending) if config.carried_of(index) is None else 0
+        attention = Attention(config, layer, group, heads, turns[turn], scoring, deterministic, table, scales[turn[0]])
         own = adapters[index] if adapters else None
         layers.append(Layer(config, layer, group, attention, weights.interleaved, deterministic, own))
     return layers

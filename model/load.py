@@ -12,6 +12,7 @@ import torch
 from tercet.model.adapter_file import AdapterFile
 from tercet.model.adapter_places import AdapterPlaces, Reserved, check_fits, reserved_ranks
 from tercet.model.adapters import LayerAdapters, Ranks, adapters_for_cpu, load_adapters, ranks_of
+from tercet.model.cache_tables import CacheTables
 from tercet.model.checkpoint import open_model, read_settings
 from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.decoder import Decoder
@@ -171,10 +172,12 @@ def load_decoder(
     deterministic: bool = False,
     guesses: bool = False,
     max_tokens: int = 0,
+    tables: CacheTables | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
-    """Read the weights of a model that was opened for the group's device. `guesses`: see `Decoder`; `max_tokens`: of
-    the longest step, if that is known. ValueError names what is wrong with them, or with the number of ranks."""
+    """Read the weights of a model that was opened for the group's device. `guesses`, `tables`: see `Decoder`;
+    `max_tokens`: of the longest step, if that is known. ValueError names what is wrong with them, or with the number of
+    ranks."""
     config, dtype = opened.config, opened.dtype
     config.check_tensor_parallel(group.size)
     group.connect(config.hidden_size, dtype, max_tokens, 2 * config.num_layers)
@@ -197,7 +200,7 @@ def load_decoder(
         )
     return Decoder(
         config, weights, group, opened.max_model_len, deterministic=deterministic, guesses=guesses, adapters=adapters,
-        vision=vision,
+        vision=vision, tables=tables,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def kv_cache_bytes(
     device = decoder.group.device
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    cache = make_kv_cache(decoder.config, 2, page_size, cache_dtype, device, decoder.group.size)
+    cache = make_kv_cache(decoder.config, 2, page_size, cache_dtype, device, decoder.group.size, decoder.tables)
     Runner(decoder, cache, replace(settings, only_largest=True), states=states)
     step_bytes = torch.cuda.max_memory_allocated(device) - before
     del cache

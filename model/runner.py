@@ -70,7 +70,9 @@ class Runner:
         self._on_gpu = device.type == "cuda"
         if self._on_gpu:
             torch.cuda.set_stream(torch.cuda.Stream(device))
-        self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, page_size, device)
+        self.table = make_slot_table(
+            settings.max_num_seqs, settings.max_model_len, page_size, device, len(decoder.tables.windows)
+        )
         self._dummy = settings.max_num_seqs
         self._most_image_tokens = settings.most_image_tokens
         self._guesses = settings.guesses
@@ -86,7 +88,9 @@ class Runner:
         self._plan = PlanBuffer(self._row_words + HEADER_WORDS + _CHANGE_WORDS, device, settings.run_ahead + 2)
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
         self._copies = PlanCopies(self._plan, self._row_words, kv_cache, states)
-        self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
+        self._buffers = StepBuffers(
+            self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W, self.table.num_page_tables
+        )
         self._end = StepEnd(decoder, self._guesses, self.table, kv_cache, self._shapes, states)
         self._hidden_RD = decoder.room_for_rows(self._shapes.max_decodes)
         """Of the step that awaits its draw, or of the last step's chunks: graphs share what memory they have."""
@@ -99,7 +103,10 @@ class Runner:
         dtype, config = str(decoder.dtype).removeprefix("torch."), decoder.config
         of_model = config.vocab_size, dtype, device.type, config.hidden_size, config.generates, config.classifier
         at_once = 0 if decoder.vision is None else decoder.vision.config.at_once
-        self.limits = Limits(num_pages, settings.max_model_len, *of_model, state_tile(config), image_tokens=at_once)
+        self.limits = Limits(
+            num_pages, settings.max_model_len, *of_model, state_tile(config), image_tokens=at_once,
+            windows=decoder.tables.windows,
+        )  # fmt: skip
         if self._on_gpu:
             depth = num_landings(settings.run_ahead, settings.max_lease)
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)

@@ -23,16 +23,20 @@ _HEADER = struct.Struct("<4i")
 assert (_RECORD.size, _HEADER.size) == (4 * RECORD_WORDS, 4 * HEADER_WORDS)
 
 
-def make_slot_table(max_num_seqs: int, max_model_len: int, page_size: int, device: torch.device) -> SlotTable:
+def make_slot_table(
+    max_num_seqs: int, max_model_len: int, page_size: int, device: torch.device, num_page_tables: int = 1
+) -> SlotTable:
     """An empty table: all slots done, and one more than requests, for padding rows."""
     num_slots = max_num_seqs + 1
     num_pages = -(-max_model_len // page_size)
+    # Each page table begins as memory does, or kernels would be compiled once more.
+    entries = num_pages if num_page_tables == 1 else -(-num_pages // 4) * 4
 
     def full(value: float, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.full((num_slots, *shape), value, dtype=dtype, device=device)
 
     table = SlotTable(
-        page_table_SM=full(0, num_pages),
+        page_table_SM=torch.zeros(num_page_tables * num_slots, entries, dtype=torch.int32, device=device),
         token_ids_SL=full(0, num_pages * page_size),
         length_S=full(0),
         num_prompt_S=full(0),

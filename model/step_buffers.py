@@ -16,13 +16,13 @@ from tercet.triton_kernels.trials import Trials
 class StepBuffers:
     """Fixed buffers. The plan's rows are not copied: they are read where the plan's words are."""
 
-    def __init__(self, max_rows: int, max_tokens: int, words_W: Tensor) -> None:
-        def empty(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(size, dtype=dtype, device=words_W.device)
+    def __init__(self, max_rows: int, max_tokens: int, words_W: Tensor, num_page_tables: int = 1) -> None:
+        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=words_W.device)
 
         self._words_W = words_W
         self._input_ids, self._positions = empty(max_tokens), empty(max_tokens)
-        self._kv_slots = empty(max_tokens, torch.int64)
+        self._kv_slots = empty(num_page_tables, _aligned(max_tokens), dtype=torch.int64)
         self._decode_lengths, self._query_starts = empty(max_rows), empty(max_rows + 1)
         self._sample_rows, self._sample_positions = empty(max_rows), empty(max_rows)
         self._num_tokens = empty(1)
@@ -37,7 +37,7 @@ class StepBuffers:
         inputs = StepInputs(
             input_ids_T=self._input_ids[:T],
             positions_T=self._positions[:T],
-            kv_slots_T=self._kv_slots[:T],
+            kv_slots_XT=self._kv_slots[:, :T],
             decode_slots_B=slots_R[:B],
             decode_lengths_B=self._decode_lengths[:B],
             chunk_slots_C=slots_R[B:],
@@ -56,7 +56,7 @@ class StepBuffers:
             ends_B=self._trial_ends[:B],
             input_ids_T=self._input_ids[:T],
             positions_T=self._positions[:T],
-            kv_slots_T=self._kv_slots[:T],
+            kv_slots_XT=self._kv_slots[:, :T],
             lengths_T=self._decode_lengths[:T],
             slots_T=self._row_slots[:T],
             next_positions_T=self._sample_positions[:T],

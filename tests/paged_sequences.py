@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tercet.model.adapter_file import AdapterFile
 from tercet.model.adapters import adapters_for_cpu, load_adapters, ranks_of
+from tercet.model.cache_tables import one_table
 from tercet.model.checkpoint import open_model
 from tercet.model.decoder import Decoder
 from tercet.model.parallel import Group
@@ -64,7 +65,7 @@ class Sequences:
         pages_each = 8
         num_pages = 1 + self.count * pages_each
         own = [torch.full(shape, float("nan")) for shape in config.cache_shapes(num_pages, PAGE, size)]
-        self.cache = [own[place] for place in config.cache_places]
+        self.cache = [own[place] for place in one_table(config).places]
         for layer in own:
             layer[:, 0] = 0  # padding writes to page 0
         self.states = make_states(config, self.count, torch.float32, CPU, size)
@@ -119,7 +120,7 @@ class Sequences:
         inputs = step_inputs(
             input_ids_T=ids,
             positions_T=positions,
-            kv_slots_T=slots,
+            kv_slots_XT=[slots],
             decode_slots_B=[*decodes, *[0] * pad_b],
             decode_lengths_B=[*lengths, *[0] * pad_b],
             chunk_slots_C=list(chunks),
@@ -150,8 +151,8 @@ def _copied(states: States | None) -> States | None:
     return states and States(states.tails_LSTC.clone(), states.states_LSHDV.clone())
 
 
-def step_inputs(**values: list[int]) -> StepInputs:
-    wide = {"kv_slots_T": torch.int64}
+def step_inputs(**values: list[int] | list[list[int]]) -> StepInputs:
+    wide = {"kv_slots_XT": torch.int64}
     return StepInputs(
         **{name: torch.tensor(value, dtype=wide.get(name, torch.int32)) for name, value in values.items()}
     )

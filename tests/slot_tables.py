@@ -58,7 +58,7 @@ def empty_step(
     inputs = StepInputs(
         input_ids_T=rubbish(B + num_tokens),
         positions_T=rubbish(B + num_tokens),
-        kv_slots_T=rubbish(B + num_tokens, torch.int64),
+        kv_slots_XT=rubbish(B + num_tokens, torch.int64)[None],
         decode_slots_B=slots_R[:B],
         decode_lengths_B=rubbish(B),
         chunk_slots_C=slots_R[B:],

@@ -54,7 +54,7 @@ def test_tokens_and_decode_rows_ahead(
     weights, num_heads, head_dim = layer.weights, decoder.config.num_heads, decoder.config.head_dim
     stream = torch.randn(T, decoder.config.hidden_size)
     positions, kv_slots = torch.randint(0, 60, (T,)).int(), torch.randperm(3 * PAGE)[:T]
-    inputs = cast(StepInputs, SimpleNamespace(positions_T=positions, kv_slots_T=kv_slots, turned=None))
+    inputs = cast(StepInputs, SimpleNamespace(positions_T=positions, kv_slots_XT=kv_slots[None], turned=None))
     kv = torch.full((2, 3, decoder.config.num_kv_heads, PAGE, head_dim), float("nan"))
     wanted_kv = kv.clone()
     residual = kind(

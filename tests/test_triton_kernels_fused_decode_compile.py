@@ -127,12 +127,13 @@ def test_few_slots_that_try_tokens_ahead_are_fused(
 ) -> None:
     num_tokens, none = num_rows * tries, meta(0, dtype=torch.int32)
     slots, tokens = meta(num_rows, dtype=torch.int32), meta(num_tokens, dtype=torch.int32)
+    cells = meta(1, num_tokens, dtype=torch.int64)
     inputs = StepInputs(
-        input_ids_T=tokens, positions_T=tokens, kv_slots_T=meta(num_tokens, dtype=torch.int64), decode_slots_B=slots,
-        decode_lengths_B=slots, chunk_slots_C=none, chunk_starts_C=none, query_starts_C1=slots[:1], sample_rows_R=none,
+        input_ids_T=tokens, positions_T=tokens, kv_slots_XT=cells, decode_slots_B=slots, decode_lengths_B=slots,
+        chunk_slots_C=none, chunk_starts_C=none, query_starts_C1=slots[:1], sample_rows_R=none,
         num_tokens_1=slots[:1], tries=tries, lengths_T=tokens,
     )  # fmt: skip
-    attending = Attending(Scoring(0.1), meta(100, 8, 64, head_dim), head_dim)
+    attending = Attending(Scoring(0.1), meta(100, 8, 64, head_dim), head_dim, 0)
     with compiling_for(90):
         plan = AttentionPlan.of_step(
             inputs, [attending] * 2, meta(9, 64, dtype=torch.int32), num_heads=heads, deterministic=False,

@@ -32,7 +32,7 @@ def empty_trials(slots: list[int], num_guesses: int) -> Trials:
         ends_B=rubbish(len(slots)),
         input_ids_T=rubbish(num_tokens),
         positions_T=rubbish(num_tokens),
-        kv_slots_T=rubbish(num_tokens, torch.int64),
+        kv_slots_XT=rubbish(num_tokens, torch.int64)[None],
         lengths_T=rubbish(num_tokens),
         slots_T=rubbish(num_tokens),
         next_positions_T=rubbish(num_tokens),
@@ -89,7 +89,7 @@ def test_every_token(num_slots: int, num_guesses: int, repeated: tuple[int, int]
         assert int(trials.ends_B[row]) == (length + len(tried) - 1 if alive else 0)
         for place, token in enumerate(range(row * width, row * width + width)):
             assert int(trials.slots_T[token]) == slot
-            cell = int(trials.kv_slots_T[token])
+            cell = int(trials.kv_slots_XT[0, token])
             if place >= len(tried):
                 assert int(trials.next_positions_T[token]) == -1
                 assert int(trials.lengths_T[token]) == int(trials.input_ids_T[token]) == 0
@@ -195,9 +195,9 @@ def test_what_does_not_fit() -> None:
             guess(trials, table, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="wanted 5 for each of 2"):
         accept(TokenRing(rubbish(8).view(1, -1), torch.zeros(1, dtype=torch.int32)), trials, table, num_guesses=4)
-    with pytest.raises(ValueError, match=r"kv_slots_T: got torch\.int32"):
+    with pytest.raises(ValueError, match=r"kv_slots: got torch\.int32"):
         guess(
-            replace(trials, kv_slots_T=rubbish(8)), table, num_guesses=3, repeated=(2, 4), page_size=PAGE,
+            replace(trials, kv_slots_XT=rubbish(8)[None]), table, num_guesses=3, repeated=(2, 4), page_size=PAGE,
             num_pages=NUM_PAGES,
         )  # fmt: skip
 

@@ -111,7 +111,7 @@ def test_rows_to_go_on_from(num_tries: int, num_guesses: int, seed: int) -> None
     assert [tuple(getattr(cut, field.name).shape) for field in fields(cut)][1:5] == [(num_guesses, 4)] * 4
     inputs = cut.inputs(num_guesses - 1, torch.zeros(4, dtype=torch.int32), torch.tensor(slots[:4], dtype=torch.int32))
     assert inputs.decode_lengths_B.is_contiguous()
-    assert len(inputs.kv_slots_T) == 4
+    assert len(inputs.kv_slots_XT[0]) == 4
 
 
 @pytest.mark.parametrize("num_guesses", [1, 4])
@@ -136,8 +136,8 @@ def test_guesses_that_stand_in_the_table_are_laid_out(num_guesses: int) -> None:
         assert trials.next_positions_T[here].tolist() == [*(place + 1 for place in places), *[-1] * rest]
         assert int(trials.ends_B[row]) == (length + count - 1 if count else 0)
         cells = [int(table.page_table_SM[slot, place // PAGE]) * PAGE + place % PAGE for place in places]
-        assert trials.kv_slots_T[here].tolist()[:count] == cells
-        assert all(0 <= cell < PAGE for cell in trials.kv_slots_T[here].tolist()[count:])
+        assert trials.kv_slots_XT[0, here].tolist()[:count] == cells
+        assert all(0 <= cell < PAGE for cell in trials.kv_slots_XT[0, here].tolist()[count:])
 
 
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 48), (5, 1000), (0, 64)])

@@ -252,7 +252,7 @@ def test_tokens_have_the_adapters_of_their_slots(
     inputs = StepInputs(
         input_ids_T=place.ints([0] * num_tokens),
         positions_T=place.ints([0] * num_tokens),
-        kv_slots_T=place.ints([0] * num_tokens, torch.int64),
+        kv_slots_XT=place.ints([0] * num_tokens, torch.int64)[None],
         decode_slots_B=place.ints(decodes),
         decode_lengths_B=none,
         chunk_slots_C=place.ints([slot for slot, _ in chunks]),

@@ -83,7 +83,7 @@ def test_every_row_and_token(
 
     assert inputs.input_ids_T.tolist() == ids
     assert inputs.positions_T.tolist() == positions
-    for got, wanted in zip(inputs.kv_slots_T.tolist(), kv_slots, strict=True):
+    for got, wanted in zip(inputs.kv_slots_XT[0].tolist(), kv_slots, strict=True):
         assert 0 <= got < PAGE if wanted is None else got == wanted
     assert inputs.decode_lengths_B.tolist() == lengths
     assert inputs.query_starts_C1.tolist() == starts
@@ -108,7 +108,7 @@ def test_pages_outside_the_cache_are_padding() -> None:
     table.page_table_SM[0, 0] = NUM_PAGES
     inputs, rows = empty_step([0], [], 0)
     prepare(rows, table, inputs, page_size=PAGE, num_pages=NUM_PAGES)
-    assert 0 <= int(inputs.kv_slots_T[0]) < PAGE
+    assert 0 <= int(inputs.kv_slots_XT[0, 0]) < PAGE
 
 
 def test_wrong_shapes_are_refused() -> None:
@@ -122,7 +122,7 @@ def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="sample positions"):
         prepare(rows, table, inputs, page_size=PAGE, num_pages=NUM_PAGES)
     inputs, rows = empty_step([0], [], 0)
-    object.__setattr__(inputs, "kv_slots_T", torch.zeros(1, dtype=torch.int32))
+    object.__setattr__(inputs, "kv_slots_XT", torch.zeros(1, 1, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"kv_slots: got torch\.int32"):
         prepare(rows, table, inputs, page_size=PAGE, num_pages=NUM_PAGES)
 

@@ -24,6 +24,7 @@ from tercet.triton_kernels.trials import (
     num_tried,
     room_for_trials,
     store_trials,
+    trial_sizes,
     trial_tensors,
 )
 
@@ -56,9 +57,9 @@ def _find_run(ids_ptr, length, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BL
 def _guess_kernel(
     slots_ptr, page_table_ptr, token_ids_ptr, length_ptr, max_length_ptr, done_ptr, shift_ptr, ends_ptr, input_ids_ptr,
     positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr, num_tokens_ptr,
-    B, S, L, M, num_pages,
+    B, S, L, M, stride, num_pages,
     N: tl.constexpr, BLOCK_N: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, PDL: tl.constexpr,
+    X: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B,): one program owns a slot's tokens."""
     let_next_start(PDL)
@@ -79,7 +80,8 @@ def _guess_kernel(
     tl.store(ids_ptr + length - 1 + place, ids, mask=tried & (place > 0))
     store_trials(
         ends_ptr, input_ids_ptr, positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr,
-        num_tokens_ptr, page_table_ptr, shift_ptr, row, slot, length, count, place, ids, B, L, M, num_pages, N, PAGE,
+        num_tokens_ptr, page_table_ptr, shift_ptr, row, slot, length, count, place, ids, B, S, L, M, stride, num_pages,
+        N, X, PAGE,
     )  # fmt: skip
 
 
@@ -102,9 +104,9 @@ def guess(
         )  # fmt: skip
         return
     _guess_kernel[(B,)](
-        *trial_tensors(trials, table), B, *table.token_ids_SL.shape, table.page_table_SM.shape[1], num_pages,
-        N=N, BLOCK_N=next_power_of_2(N), LONGEST=longest, SHORTEST=shortest, BLOCK=_BLOCK, PAGE=page_size,
-        num_warps=_WARPS, **overlap_options(trials.slots_B),
+        *trial_tensors(trials, table), *trial_sizes(trials, table), num_pages, N=N, BLOCK_N=next_power_of_2(N),
+        LONGEST=longest, SHORTEST=shortest, BLOCK=_BLOCK, X=table.num_page_tables, PAGE=page_size, num_warps=_WARPS,
+        **overlap_options(trials.slots_B),
     )  # fmt: skip
 
 

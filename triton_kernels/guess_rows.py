@@ -65,7 +65,7 @@ class GuessRows:
         return StepInputs(
             input_ids_T=input_ids_B,
             positions_T=self.positions_KB[guess],
-            kv_slots_T=self.kv_slots_KB[guess],
+            kv_slots_XT=self.kv_slots_KB[guess, None],
             decode_slots_B=slots_B,
             decode_lengths_B=self.lengths_KB[guess],
             chunk_slots_C=none,

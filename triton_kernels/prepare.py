@@ -4,9 +4,10 @@ A step's tokens: first one for each of B decode rows, then the packed tokens of 
 either part. Its rows, which may sample: the decodes, then the chunks. Padding rows name the dummy slot, padding chunks
 have no tokens; both compute on zeros and write to page 0. So does a decode row whose request is done.
 
-Shape suffixes: B decode rows, C chunks, R = B + C rows, T = B + prefill tokens, C1 = C + 1.
+Shape suffixes: B decode rows, C chunks, R = B + C rows, T = B + prefill tokens, C1 = C + 1, X page tables.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,8 +60,9 @@ class StepInputs:
     input_ids_T: Tensor
     positions_T: Tensor
     """By which tokens are turned: where they are, but for what images shift (`SlotTable.shift_S`)."""
-    kv_slots_T: Tensor
-    """int64: page * page size + offset, where this token's K and V go."""
+    kv_slots_XT: Tensor
+    """int64: page * page size + offset, where this token's K and V go in layers of each page table. Rows may lie
+    apart."""
     decode_slots_B: Tensor
     decode_lengths_B: Tensor
     """KV length, this token included; 0 for rows that compute nothing."""
@@ -92,6 +94,10 @@ class StepInputs:
     ends: ImageEnds | None = None
     """And how far those see that see each other."""
 
+    def page_tables(self, page_table_SM: Tensor) -> Sequence[Tensor]:
+        """Each by itself, of `SlotTable.page_table_SM`."""
+        return page_table_SM.chunk(len(self.kv_slots_XT))
+
     def ends_for(self, window: int) -> Tensor | None:
         """`ends_T` of `prefill_attention` in layers with this window; 0: they have none."""
         return None if self.ends is None or (self.ends.in_windows and not window) else self.ends.ends_T
@@ -113,7 +119,7 @@ class StepRows:
     """Position of the token that this row samples; -1 where it samples none."""
 
 
-_SIZES = ["B", "T", "S", "L", "M", "num_pages"]
+_SIZES = ["B", "T", "S", "L", "M", "stride", "num_pages"]
 
 
 @triton.jit
@@ -126,11 +132,23 @@ def kv_slot(page_table_ptr, slot, position, alive, page_size, M, num_pages, padd
     return page.to(tl.int64) * page_size + offset
 
 
+@triton.jit
+def store_kv_slots(
+    kv_slots_ptr, page_table_ptr, token, slot, position, alive, mask, padding, S, M, stride, num_pages,
+    X: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Where tokens' K and V go, of each page table."""
+    for table in tl.static_range(X):
+        rows_ptr = page_table_ptr + tl.cast(S, tl.int64) * M * table
+        cell = kv_slot(rows_ptr, slot, position, alive, PAGE, M, num_pages, padding)
+        tl.store(kv_slots_ptr + tl.cast(stride, tl.int64) * table + token, cell, mask=mask)
+
+
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _prepare_kernel(
     slots_ptr, chunk_starts_ptr, chunk_lengths_ptr, page_table_ptr, token_ids_ptr, length_ptr, done_ptr, shift_ptr,
     input_ids_ptr, positions_ptr, kv_slots_ptr, decode_lengths_ptr, query_starts_ptr, sample_rows_ptr, num_tokens_ptr,
-    sample_positions_ptr, B, T, S, L, M, num_pages,
+    sample_positions_ptr, B, T, S, L, M, stride, num_pages, X: tl.constexpr,
     C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of decode rows + tiles of prefill tokens,); the program of the first prefill tile does the chunks.
@@ -154,8 +172,9 @@ def _prepare_kernel(
         tl.store(input_ids_ptr + row, ids, mask=mask)
         shift = tl.load(shift_ptr + slot, mask=alive, other=0)
         tl.store(positions_ptr + row, position + shift, mask=mask)
-        cell = kv_slot(page_table_ptr, slot, position, alive, PAGE, M, num_pages, row)
-        tl.store(kv_slots_ptr + row, cell, mask=mask)
+        store_kv_slots(
+            kv_slots_ptr, page_table_ptr, row, slot, position, alive, mask, row, S, M, stride, num_pages, X, PAGE
+        )  # fmt: skip
         tl.store(decode_lengths_ptr + row, tl.where(alive, length, 0), mask=mask)
         tl.store(sample_rows_ptr + row, row, mask=mask)
         tl.store(sample_positions_ptr + row, tl.where(alive & (length < L), length, -1), mask=mask)
@@ -180,8 +199,10 @@ def _prepare_kernel(
         tl.store(input_ids_ptr + B + token, ids, mask=mask)
         shift = tl.load(shift_ptr + slot, mask=inside, other=0)
         tl.store(positions_ptr + B + token, position + shift, mask=mask)
-        cell = kv_slot(page_table_ptr, slot, position, inside, PAGE, M, num_pages, token)
-        tl.store(kv_slots_ptr + B + token, cell, mask=mask)
+        store_kv_slots(
+            kv_slots_ptr + B, page_table_ptr, token, slot, position, inside, mask, token, S, M, stride, num_pages, X,
+            PAGE,
+        )  # fmt: skip
         if tile == num_decode_tiles:
             tl.store(query_starts_ptr + chunk, end - chunk_length, mask=chunk_mask)
             tl.store(query_starts_ptr + C, tl.sum(chunk_length, 0))
@@ -209,9 +230,9 @@ def prepare(rows: StepRows, table: SlotTable, inputs: StepInputs, *, page_size: 
     tiles = cdiv(B, block) + max(cdiv(T - B, block), 1)
     _prepare_kernel[(tiles,)](
         rows.slots_R, rows.chunk_starts_C, rows.chunk_lengths_C, table.page_table_SM, table.token_ids_SL,
-        table.length_S, table.done_S, table.shift_S, inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_T,
+        table.length_S, table.done_S, table.shift_S, inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_XT,
         inputs.decode_lengths_B, inputs.query_starts_C1, inputs.sample_rows_R, inputs.num_tokens_1, rows.positions_R,
-        B, T, S, L, table.page_table_SM.shape[1], num_pages,
+        B, T, S, L, table.page_table_SM.shape[1], inputs.kv_slots_XT.stride(0), num_pages, X=table.num_page_tables,
         C=C, BLOCK_C=block_c, BLOCK=block, PAGE=page_size, num_warps=2,
         **overlap_options(rows.slots_R),
     )  # fmt: skip
@@ -235,14 +256,15 @@ def prepare_reference(rows: StepRows, table: SlotTable, inputs: StepInputs, *, p
     slots_T = torch.cat([decode_slots_B, chunk_slots_C[own_T]])
     positions_T = torch.cat([(length_B.long() - 1).clamp(min=0), rows.chunk_starts_C.long()[own_T] + offsets_T])
     alive_T = torch.cat([alive_B, torch.ones(num_tokens, dtype=torch.bool)])
-    pages_T = torch.where(alive_T, table.page_table_SM[slots_T, positions_T // page_size], 0).long()
-    pages_T = torch.where(pages_T < num_pages, pages_T, 0)
     used = B + num_tokens
-    for tensor in (inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_T):
+    for tensor in (inputs.input_ids_T, inputs.positions_T, *inputs.kv_slots_XT):
         tensor[used:T] = 0
+    for page_table_SM, kv_slots_T in zip(table.page_tables, inputs.kv_slots_XT, strict=True):
+        pages_T = torch.where(alive_T, page_table_SM[slots_T, positions_T // page_size], 0).long()
+        pages_T = torch.where(pages_T < num_pages, pages_T, 0)
+        kv_slots_T[:used] = torch.where(pages_T > 0, pages_T * page_size + positions_T % page_size, 0)
     inputs.input_ids_T[:used] = torch.where(alive_T, table.token_ids_SL[slots_T, positions_T], 0)
     inputs.positions_T[:used] = positions_T.int() + torch.where(alive_T, table.shift_S[slots_T], 0)
-    inputs.kv_slots_T[:used] = torch.where(pages_T > 0, pages_T * page_size + positions_T % page_size, 0)
 
     inputs.decode_lengths_B.copy_(length_B)
     inputs.query_starts_C1[0] = 0
@@ -263,7 +285,6 @@ def _check(rows: StepRows, table: SlotTable, inputs: StepInputs) -> tuple[int, i
     wanted = {
         "input_ids": (inputs.input_ids_T, T),
         "positions": (inputs.positions_T, T),
-        "kv_slots": (inputs.kv_slots_T, T),
         "decode_slots": (inputs.decode_slots_B, B),
         "decode_lengths": (inputs.decode_lengths_B, B),
         "chunk_slots": (inputs.chunk_slots_C, C),
@@ -278,7 +299,16 @@ def _check(rows: StepRows, table: SlotTable, inputs: StepInputs) -> tuple[int, i
     }
     for name, (tensor, size) in wanted.items():
         check_shape(name, tensor, size)
-        check_dtype(name, tensor, torch.int64 if name == "kv_slots" else torch.int32)
+        check_dtype(name, tensor, torch.int32)
         check_contiguous(name, tensor)
         check_device(name, tensor, table.length_S)
+    check_kv_slots(inputs.kv_slots_XT, table, T)
     return B, C, T
+
+
+def check_kv_slots(kv_slots_XT: Tensor, table: SlotTable, num_tokens: int) -> None:
+    """A row of so many for each page table, or raise."""
+    check_shape("kv_slots", kv_slots_XT, table.num_page_tables, num_tokens)
+    check_dtype("kv_slots", kv_slots_XT, torch.int64)
+    check_device("kv_slots", kv_slots_XT, table.length_S)
+    check_contiguous("a row of kv_slots", kv_slots_XT[0])

@@ -7,6 +7,7 @@ changes them is in `write_plan.py`.
 Shape suffixes: S slots, M pages of a slot, L positions of a slot, E stop ids of a slot, N records, W words, P pages.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -29,6 +30,7 @@ class SlotTable:
     """Rows of running requests. All int32 but the three fp32 of sampling and the int64 seed."""
 
     page_table_SM: Tensor
+    """Layers with windows may have page tables of their own: those of all slots of one lie behind those of another."""
     token_ids_SL: Tensor
     """Prompt and generated tokens."""
     length_S: Tensor
@@ -51,6 +53,15 @@ class SlotTable:
     than it has tokens."""
     stop_ids_SE: Tensor
 
+    @property
+    def num_page_tables(self) -> int:
+        return self.page_table_SM.shape[0] // self.length_S.shape[0]
+
+    @property
+    def page_tables(self) -> Sequence[Tensor]:
+        """Each by itself."""
+        return self.page_table_SM.chunk(self.num_page_tables)
+
     def check(self) -> None:
         """Refuse a table whose tensors do not fit each other."""
         S = self.length_S.shape[0]
@@ -64,7 +75,7 @@ class SlotTable:
                 check_dtype(name, tensor, torch.int64 if name == "seed_S" else torch.int32)
             if tensor.ndim == 1:
                 check_shape(name, tensor, S)
-        check_shape("page_table_SM", self.page_table_SM, S, None)
+        check_shape("page_table_SM", self.page_table_SM, S * max(self.num_page_tables, 1), None)
         check_shape("token_ids_SL", self.token_ids_SL, S, None)
         check_shape("stop_ids_SE", self.stop_ids_SE, S, MAX_STOP_IDS)
 

@@ -17,21 +17,21 @@ from torch import Tensor
 from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.prepare import StepInputs, StepRows, kv_slot
+from tercet.triton_kernels.prepare import StepInputs, StepRows, check_kv_slots, store_kv_slots
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.tiles import next_power_of_2
 from tercet.triton_kernels.tried_tokens import TriedTokens
 
 MOST_GUESSES = 15
 """Of a slot."""
-SIZES = ["B", "S", "L", "M", "num_pages"]
+SIZES = ["B", "S", "L", "M", "stride", "num_pages"]
 """What kernels of trials are not compiled anew for."""
 
 
 @dataclass(frozen=True)
 class Trials:
     """The tokens of a step with guesses, as many of each slot, those of a slot behind each other. All but the plan's
-    own slots is written here. int32, but for `kv_slots_T`."""
+    own slots is written here. int32, but for `kv_slots_XT`."""
 
     slots_B: Tensor
     ends_B: Tensor
@@ -39,7 +39,7 @@ class Trials:
     input_ids_T: Tensor
     positions_T: Tensor
     """As `StepInputs` has it."""
-    kv_slots_T: Tensor
+    kv_slots_XT: Tensor
     """int64: where keys and values go, as `StepInputs` has it."""
     lengths_T: Tensor
     """Tokens of the slot up to this one; 0 where nothing is tried."""
@@ -65,7 +65,7 @@ class Trials:
         return StepInputs(
             input_ids_T=self.input_ids_T,
             positions_T=self.positions_T,
-            kv_slots_T=self.kv_slots_T,
+            kv_slots_XT=self.kv_slots_XT,
             decode_slots_B=self.slots_T if apart else self.slots_B,
             decode_lengths_B=self.lengths_T if apart else self.ends_B,
             chunk_slots_C=none,
@@ -98,8 +98,8 @@ def room_for_trials(max_length_ptr, slot, length, alive, L):
 @triton.jit
 def store_trials(
     ends_ptr, input_ids_ptr, positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr,
-    num_tokens_ptr, page_table_ptr, shift_ptr, row, slot, length, count, place, ids, B, L, M, num_pages,
-    N: tl.constexpr, PAGE: tl.constexpr,
+    num_tokens_ptr, page_table_ptr, shift_ptr, row, slot, length, count, place, ids, B, S, L, M, stride, num_pages,
+    N: tl.constexpr, X: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """Of one slot, which tries `count` tokens with these ids; 0: it is done."""
     own = place < N
@@ -109,8 +109,9 @@ def store_trials(
     tl.store(input_ids_ptr + token, ids, mask=own)
     shift = tl.load(shift_ptr + slot, mask=count > 0, other=0)
     tl.store(positions_ptr + token, tl.where(tried, position + shift, 0), mask=own)
-    cell = kv_slot(page_table_ptr, slot, position, tried, PAGE, M, num_pages, token)
-    tl.store(kv_slots_ptr + token, cell, mask=own)
+    store_kv_slots(
+        kv_slots_ptr, page_table_ptr, token, slot, position, tried, own, token, S, M, stride, num_pages, X, PAGE
+    )  # fmt: skip
     tl.store(lengths_ptr + token, tl.where(tried, position + 1, 0), mask=own)
     tl.store(row_slots_ptr + token, tl.zeros_like(place) + slot, mask=own)
     tl.store(next_positions_ptr + token, tl.where(tried & (position + 1 < L), position + 1, -1), mask=own)
@@ -123,7 +124,8 @@ def store_trials(
 def _lay_out_kernel(
     slots_ptr, page_table_ptr, token_ids_ptr, length_ptr, max_length_ptr, done_ptr, shift_ptr, ends_ptr, input_ids_ptr,
     positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr, num_tokens_ptr,
-    B, S, L, M, num_pages, N: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+    B, S, L, M, stride, num_pages, N: tl.constexpr, BLOCK_N: tl.constexpr, X: tl.constexpr, PAGE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B,): one program owns a slot's tokens."""
     let_next_start(PDL)
@@ -137,7 +139,8 @@ def _lay_out_kernel(
     ids = tl.load(ids_ptr + place, mask=place < count, other=0)
     store_trials(
         ends_ptr, input_ids_ptr, positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr,
-        num_tokens_ptr, page_table_ptr, shift_ptr, row, slot, length, count, place, ids, B, L, M, num_pages, N, PAGE,
+        num_tokens_ptr, page_table_ptr, shift_ptr, row, slot, length, count, place, ids, B, S, L, M, stride, num_pages,
+        N, X, PAGE,
     )  # fmt: skip
 
 
@@ -150,8 +153,8 @@ def lay_out(trials: Trials, table: SlotTable, *, num_guesses: int, page_size: in
         lay_out_reference(trials, table, num_guesses=num_guesses, page_size=page_size, num_pages=num_pages)
     elif B:
         _lay_out_kernel[(B,)](
-            *trial_tensors(trials, table), B, *table.token_ids_SL.shape, table.page_table_SM.shape[1], num_pages,
-            N=N, BLOCK_N=next_power_of_2(N), PAGE=page_size, num_warps=1, **overlap_options(trials.slots_B),
+            *trial_tensors(trials, table), *trial_sizes(trials, table), num_pages, N=N, BLOCK_N=next_power_of_2(N),
+            X=table.num_page_tables, PAGE=page_size, num_warps=1, **overlap_options(trials.slots_B),
         )  # fmt: skip
 
 
@@ -159,9 +162,15 @@ def trial_tensors(trials: Trials, table: SlotTable) -> tuple[Tensor, ...]:
     """What kernels of trials are given of both, in their order."""
     return (
         trials.slots_B, table.page_table_SM, table.token_ids_SL, table.length_S, table.max_length_S, table.done_S,
-        table.shift_S, trials.ends_B, trials.input_ids_T, trials.positions_T, trials.kv_slots_T, trials.lengths_T,
+        table.shift_S, trials.ends_B, trials.input_ids_T, trials.positions_T, trials.kv_slots_XT, trials.lengths_T,
         trials.slots_T, trials.next_positions_T, trials.num_tokens_1,
     )  # fmt: skip
+
+
+def trial_sizes(trials: Trials, table: SlotTable) -> tuple[int, ...]:
+    """And which sizes."""
+    B, (S, L) = len(trials.slots_B), table.token_ids_SL.shape
+    return B, S, L, table.page_table_SM.shape[1], trials.kv_slots_XT.stride(0)
 
 
 def lay_out_reference(trials: Trials, table: SlotTable, *, num_guesses: int, page_size: int, num_pages: int) -> None:
@@ -173,7 +182,7 @@ def lay_out_reference(trials: Trials, table: SlotTable, *, num_guesses: int, pag
 def lay_out_counted(trials: Trials, table: SlotTable, counts: list[int], *, page_size: int, num_pages: int) -> None:
     """For references: each slot tries so many tokens, the last one of its length and those behind it."""
     N, L = len(trials.slots_T) // max(len(counts), 1), table.token_ids_SL.shape[1]
-    for tensor in (trials.input_ids_T, trials.positions_T, trials.kv_slots_T, trials.lengths_T, trials.ends_B):
+    for tensor in (trials.input_ids_T, trials.positions_T, trials.kv_slots_XT, trials.lengths_T, trials.ends_B):
         tensor.zero_()
     trials.next_positions_T.fill_(-1)
     trials.num_tokens_1[0] = len(trials.slots_T)
@@ -183,11 +192,12 @@ def lay_out_counted(trials: Trials, table: SlotTable, counts: list[int], *, page
         if not count:
             continue
         positions_N = torch.arange(length - 1, length - 1 + count, dtype=torch.int32)
-        pages_N = table.page_table_SM[slot, positions_N // page_size].long()
-        pages_N = torch.where(pages_N < num_pages, pages_N, 0)
         trials.input_ids_T[first:last] = table.token_ids_SL[slot, length - 1 : length - 1 + count]
         trials.positions_T[first:last] = positions_N + table.shift_S[slot]
-        trials.kv_slots_T[first:last] = torch.where(pages_N > 0, pages_N * page_size + positions_N % page_size, 0)
+        for page_table_SM, kv_slots_T in zip(table.page_tables, trials.kv_slots_XT, strict=True):
+            pages_N = page_table_SM[slot, positions_N // page_size].long()
+            pages_N = torch.where(pages_N < num_pages, pages_N, 0)
+            kv_slots_T[first:last] = torch.where(pages_N > 0, pages_N * page_size + positions_N % page_size, 0)
         trials.lengths_T[first:last] = positions_N + 1
         trials.next_positions_T[first:last] = torch.where(positions_N + 1 < L, positions_N + 1, -1)
         trials.ends_B[row] = positions_N[-1] + 1
@@ -207,7 +217,10 @@ def check_trials(trials: Trials, table: SlotTable, num_guesses: int) -> None:
     sizes = {"slots_B": B, "ends_B": B, "num_tokens_1": 1}
     for field in fields(trials):
         name, tensor = field.name, getattr(trials, field.name)
+        if name == "kv_slots_XT":
+            check_kv_slots(tensor, table, B * (num_guesses + 1))
+            continue
         check_shape(name, tensor, sizes.get(name, B * (num_guesses + 1)))
-        check_dtype(name, tensor, torch.int64 if name == "kv_slots_T" else torch.int32)
+        check_dtype(name, tensor, torch.int32)
         check_contiguous(name, tensor)
         check_device(name, tensor, table.length_S)

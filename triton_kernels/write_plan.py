@@ -1,8 +1,9 @@
 """What a plan changes on the device, in one launch: requests that enter, entries of page tables, the step's rows.
 
 A run of a plan's words is [rows | header | records | triples | ids]. The header, at a word known as `base`: words of
-rows, number of records, number of triples, one unused. `slot_table.py` says what a record is; a triple is (slot, index
-in its page table, page). The kernel reads the run where the host wrote it, in pinned memory: no copy goes ahead.
+rows, number of records, number of triples, one unused. `slot_table.py` says what a record is; a triple is (row of
+the page tables, index in it, page). The kernel reads the run where the host wrote it, in pinned memory: no copy goes
+ahead.
 
 Shape suffixes: W words.
 """
@@ -53,14 +54,14 @@ class RunSizes(NamedTuple):
         return -(-max(self.num_rows, self.longest, self.num_triples, 1) // _BLOCK)
 
 
-_SIZES = ["base", "num_words", "S", "L", "M", "num_pages"]
+_SIZES = ["base", "num_words", "S", "L", "M", "num_page_rows", "num_pages"]
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _write_plan_kernel(
     run_ptr, rows_ptr, page_table_ptr, token_ids_ptr, length_ptr, num_prompt_ptr, max_length_ptr, min_length_ptr,
     done_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, adapter_ptr, shift_ptr, stop_ids_ptr,
-    base, num_words, S, L, M, num_pages,
+    base, num_words, S, L, M, num_page_rows, num_pages,
     HEADER: tl.constexpr, RECORD: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (N + 1 or more, tiles): one program copies BLOCK ids of one record; its first also writes the slot's row.
@@ -74,11 +75,12 @@ def _write_plan_kernel(
         tl.store(rows_ptr + index, tl.load(run_ptr + index, mask=index < num_rows), mask=index < num_rows)
         triple_ptr = records_ptr + num_records * RECORD + index * 3
         named = index < num_triples
-        slots = tl.load(triple_ptr, mask=named, other=-1)
+        rows = tl.load(triple_ptr, mask=named, other=-1)
         entries = tl.load(triple_ptr + 1, mask=named, other=-1)
         pages = tl.load(triple_ptr + 2, mask=named, other=-1)
-        inside = (slots >= 0) & (slots < S) & (entries >= 0) & (entries < M) & (pages >= 0) & (pages < num_pages)
-        tl.store(page_table_ptr + slots.to(tl.int64) * M + entries, pages, mask=inside)
+        inside = (rows >= 0) & (rows < num_page_rows) & (entries >= 0) & (entries < M)
+        inside &= (pages >= 0) & (pages < num_pages)
+        tl.store(page_table_ptr + rows.to(tl.int64) * M + entries, pages, mask=inside)
     elif tl.program_id(0) < num_records:
         record_ptr = records_ptr + tl.program_id(0) * RECORD
         slot = tl.load(record_ptr)
@@ -142,11 +144,12 @@ def _check(run_W: Tensor, rows_W: Tensor, table: SlotTable) -> None:
 
 def _launch(run_W: Tensor, rows_W: Tensor, base: int, grid: tuple[int, int], table: SlotTable, num_pages: int) -> None:
     S, L = table.token_ids_SL.shape
+    num_page_rows, M = table.page_table_SM.shape
     _write_plan_kernel[grid](
         run_W, rows_W, table.page_table_SM, table.token_ids_SL, table.length_S, table.num_prompt_S,
         table.max_length_S, table.min_length_S, table.done_S, table.temperature_S, table.top_k_S, table.top_p_S,
         table.min_p_S, table.seed_S, table.adapter_S, table.shift_S, table.stop_ids_SE,
-        base, run_W.shape[0], S, L, table.page_table_SM.shape[1], num_pages,
+        base, run_W.shape[0], S, L, M, num_page_rows, num_pages,
         HEADER=HEADER_WORDS, RECORD=RECORD_WORDS, E=MAX_STOP_IDS, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
 
@@ -160,11 +163,11 @@ def write_plan_reference(run_W: Tensor, rows_W: Tensor, sizes: RunSizes, table: 
     triples = records + num_records * RECORD_WORDS
     for record in run_W[records:triples].view(num_records, RECORD_WORDS):
         _write_record(run_W, record, table)
-    S, M = table.page_table_SM.shape
-    slots_N, entries_N, pages_N = run_W[triples : triples + 3 * num_triples].view(num_triples, 3).long().unbind(1)
-    inside_N = (slots_N >= 0) & (slots_N < S) & (entries_N >= 0) & (entries_N < M)
+    num_page_rows, M = table.page_table_SM.shape
+    rows_N, entries_N, pages_N = run_W[triples : triples + 3 * num_triples].view(num_triples, 3).long().unbind(1)
+    inside_N = (rows_N >= 0) & (rows_N < num_page_rows) & (entries_N >= 0) & (entries_N < M)
     inside_N &= (pages_N >= 0) & (pages_N < num_pages)
-    table.page_table_SM[slots_N[inside_N], entries_N[inside_N]] = pages_N[inside_N].int()
+    table.page_table_SM[rows_N[inside_N], entries_N[inside_N]] = pages_N[inside_N].int()
 
 
 def _write_record(run_W: Tensor, record: Tensor, table: SlotTable) -> None:
