@@ -76,6 +76,14 @@ class Step:
         length = self.lengths[slot]
         return torch.arange(length - self.counts[slot], length, device=self.device)
 
+    @property
+    def table(self) -> Tensor:
+        """The page table, as far as windows still see it."""
+        firsts = (
+            (slot, length - count) for slot, (length, count) in enumerate(zip(self.lengths, self.counts, strict=True))
+        )
+        return self.cache.table_from(firsts)
+
     def cells(self, slot: int) -> tuple[Tensor, slice, Tensor]:
         """Where they go."""
         positions, page = self.positions(slot), self.heads.page
@@ -86,7 +94,7 @@ class Step:
         lengths = cache.ints([self.lengths[slot] for slot in slots])
         seen = [[*(self.positions(slot) + 1).tolist(), *[0] * self.tries][: self.tries] for slot in slots]
         return plan_fused_decode(
-            lengths, cache.ints(slots), cache.table, self.heads.num_q, cache.k_cache, window=self.heads.window,
+            lengths, cache.ints(slots), self.table, self.heads.num_q, cache.k_cache, window=self.heads.window,
             deterministic=self.deterministic, longest=self.longest, tries=self.tries,
             lengths_T=cache.ints([number for of_slot in seen for number in of_slot]) if self.tries > 1 else None,
         )  # fmt: skip
@@ -101,7 +109,7 @@ class Step:
         cos_sin = torch.cat((self.angles.cos(), self.angles.sin()), 1).float()
         qkv = self.longer[rows].flatten(0, 1)[:, : self.qkv.shape[2]]
         fused_decode_attention(
-            qkv, cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, plan, heads.num_q,
+            qkv, cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, self.table, plan, heads.num_q,
             heads.dim**-0.5, out, cache.sinks_H, self.shifts_S,
         )  # fmt: skip
         return out

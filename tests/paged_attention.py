@@ -1,14 +1,16 @@
 """Random sequences in a paged cache on any device, and attention to them in float64 with nothing clever about it.
 
 Whatever no sequence owns is NaN: cells beyond a sequence's end, pages of nobody, and the page that entries of the page
-table beyond a sequence's end name.
+table name beyond a sequence's end, and where windows have gone on.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from tercet.engine.page_need import PageNeed
 from tercet.triton_kernels.attention import decode_attention, plan_last_queries, plan_prefill, prefill_attention
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_work import make_decode_work, plan_decode_work
@@ -87,6 +89,14 @@ class PagedCache:
     def ints(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=self.device)
 
+    def table_from(self, positions: Iterable[tuple[int, int]]) -> Tensor:
+        """The page table when of each of these slots nothing is computed any longer ahead of a position."""
+        heads, table = self.heads, self.table.clone()
+        need = PageNeed((heads.window,), heads.page, 1)
+        for slot, position in () if self.images else positions:
+            table[slot, : need.first_seen(heads.window, position)] = len(self.k_cache) - 1
+        return table
+
     def decode(self, q_BHD: Tensor, slots: list[int], lengths: list[int], *, deterministic: bool) -> Tensor:
         """Our kernels: row b attends to the first `lengths[b]` positions of `slots[b]`."""
         heads = self.heads
@@ -95,7 +105,8 @@ class PagedCache:
             q_BHD.device, deterministic=deterministic, window=heads.window,
         )  # fmt: skip
         plan_decode_work(self.ints(lengths), self.ints(slots), work, heads.num_kv)
-        caches = self.k_cache, self.v_cache, self.table, self.ints(slots), self.ints(lengths)
+        least = {slot: min(at for one, at in zip(slots, lengths, strict=True) if one == slot) - 1 for slot in slots}
+        caches = self.k_cache, self.v_cache, self.table_from(least.items()), self.ints(slots), self.ints(lengths)
         out = torch.full_like(q_BHD, float("nan"))
         return decode_attention(q_BHD, *caches, heads.dim**-0.5, work=work, out=out, **self._options)  # type: ignore[arg-type]
 
@@ -110,7 +121,8 @@ class PagedCache:
         for _, _, count in chunks:
             ends.append(ends[-1] + count)
         slots, starts = (self.ints([chunk[part] for chunk in chunks]) for part in range(2))
-        caches = self.k_cache, self.v_cache, self.table, slots, starts, self.ints(ends)
+        table = self.table_from((slot, start) for slot, start, count in chunks if count)
+        caches = self.k_cache, self.v_cache, table, slots, starts, self.ints(ends)
         out = torch.full_like(q_THD, float("nan"))
         scale = self.heads.dim**-0.5
         scoring = Scoring(scale, **self._options)  # type: ignore[arg-type]

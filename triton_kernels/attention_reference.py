@@ -52,7 +52,8 @@ def decode_attention_reference(
     tiles_BKM = _tiles(page_table_SM[decode_slots_B], k_cache)
     for row, length in enumerate(decode_lengths_B.tolist()):
         if length:
-            k, v = (_gather(cache, tiles_BKM[row], length, q_BHD.dtype) for cache in (k_cache, v_cache))
+            first = _first_seen(length - 1, scoring)
+            k, v = (_gather(cache, tiles_BKM[row], first, length, q_BHD.dtype) for cache in (k_cache, v_cache))
             out_BHD[row] = _attend(q_BHD[row : row + 1], k, v, length - 1, scoring)[0]
         else:
             out_BHD[row] = 0
@@ -78,7 +79,8 @@ def prefill_attention_reference(
     ):
         if begin < end:
             length, tiles_KM = start + end - begin, _tiles(page_table_SM[slot], k_cache)
-            k, v = (_padded(_gather(cache, tiles_KM, length, q_THD.dtype)) for cache in (k_cache, v_cache))
+            first = _first_seen(start, scoring)
+            k, v = (_padded(_gather(cache, tiles_KM, first, length, q_THD.dtype)) for cache in (k_cache, v_cache))
             _attend_in_tiles(q_THD[begin:end], k, v, start, scoring, out_THD[begin:end])
             if ends_T is not None:
                 _attend_in_images(q_THD[begin:end], k, v, start, scoring, ends_T[begin:end], out_THD[begin:end])
@@ -122,12 +124,19 @@ def _tiles(tables: Tensor, cache: Tensor) -> Tensor:
     return tables[..., None, :] * num_kv_heads + torch.arange(num_kv_heads, device=cache.device)[:, None]
 
 
-def _gather(cache: Tensor, tiles_KM: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """A sequence's tokens side by side: [kv head, L, D]."""
+def _first_seen(position: int, scoring: Scoring) -> int:
+    return max(position - scoring.window + 1, 0) if scoring.window else 0
+
+
+def _gather(cache: Tensor, tiles_KM: Tensor, first: int, length: int, dtype: torch.dtype) -> Tensor:
+    """A sequence's tokens side by side: [kv head, L, D]. Ahead of the `first` that is seen there may be another's by
+    now: zeros."""
     num_kv_heads, page_size, head_dim = cache.shape[1:]
     tiles = tiles_KM[:, : -(-length // page_size)].flatten()
     gathered = cache.view(-1, page_size * head_dim).index_select(0, tiles).to(dtype)
-    return gathered.view(num_kv_heads, -1, head_dim)[:, :length]
+    own = gathered.view(num_kv_heads, -1, head_dim)[:, :length]
+    own[:, :first] = 0
+    return own
 
 
 def _attend(q_THD: Tensor, k: Tensor, v: Tensor, start: int, scoring: Scoring, image_end: int = 0) -> Tensor:
