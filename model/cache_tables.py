@@ -48,6 +48,8 @@ def cache_tables(config: ModelConfig, max_model_len: int) -> CacheTables:
     size = min(counts.values())
     while sum(-(-count // size) for count in counts.values()) > _MOST_TABLES:
         size += 1
+    if -(-counts[0] // size) * size >= len(seen):  # what sequences keep would take as much
+        return one_table(config)
     windows, of_layers = _dealt_out(seen, counts, size)
     return CacheTables(windows, of_layers, _places(of_layers))
 

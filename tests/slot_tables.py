@@ -8,9 +8,10 @@ from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable
 
 
 def random_table(
-    num_slots: int, num_pages_each: int, page_size: int, vocab: int, seed: int, num_pages: int = 0
+    num_slots: int, num_pages_each: int, page_size: int, vocab: int, seed: int, num_pages: int = 0, tables: int = 1
 ) -> SlotTable:
-    """Live slots of random lengths, with pages in random order; the last slot is the dummy."""
+    """Live slots of random lengths, with pages in random order, in each of the page tables in another; the last slot is
+    the dummy."""
     g = torch.Generator().manual_seed(seed)
     length = num_pages_each * page_size
     total = num_pages or num_slots * num_pages_each + 1
@@ -19,8 +20,10 @@ def random_table(
         return torch.randint(low, high, shape, generator=g, dtype=torch.int32)
 
     table = SlotTable(
-        page_table_SM=(torch.randperm(total - 1, generator=g)[: num_slots * num_pages_each] + 1)
-        .view(num_slots, num_pages_each)
+        page_table_SM=torch.cat(
+            [torch.randperm(total - 1, generator=g)[: num_slots * num_pages_each] + 1 for _ in range(tables)]
+        )
+        .view(tables * num_slots, num_pages_each)
         .int(),
         token_ids_SL=ints(0, vocab, num_slots, length),
         length_S=ints(1, length, num_slots),
@@ -44,7 +47,7 @@ def random_table(
 
 
 def empty_step(
-    decode_slots: list[int], chunks: list[tuple[int, int, int]], num_tokens: int
+    decode_slots: list[int], chunks: list[tuple[int, int, int]], num_tokens: int, tables: int = 1
 ) -> tuple[StepInputs, StepRows]:
     """A step's plan (chunks: slot, start, length), its outputs filled with nonsense."""
     B, C = len(decode_slots), len(chunks)
@@ -58,7 +61,7 @@ def empty_step(
     inputs = StepInputs(
         input_ids_T=rubbish(B + num_tokens),
         positions_T=rubbish(B + num_tokens),
-        kv_slots_XT=rubbish(B + num_tokens, torch.int64)[None],
+        kv_slots_XT=rubbish(tables * (B + num_tokens + 3), torch.int64).view(tables, -1)[:, : B + num_tokens],
         decode_slots_B=slots_R[:B],
         decode_lengths_B=rubbish(B),
         chunk_slots_C=slots_R[B:],

@@ -89,6 +89,16 @@ def test_requests_enter(capacity: int, small: bool) -> None:
         assert torch.equal(getattr(table, field.name)[rest], getattr(untouched, field.name)[rest]), field.name
 
 
+def test_entries_of_several_page_tables() -> None:
+    """Those of all slots of one lie behind those of another; what is behind the last is dropped."""
+    table = make_slot_table(2, 100, 16, CPU, 3)
+    apply(table, make_step((), (1, 0, 5, 3, 6, 6, 8, 7, 7, 9, 0, 8, 4, 8, 9)), 100)
+    first, second, third = (pages_SM.tolist() for pages_SM in table.page_tables)
+    assert first == [[0] * 8, [5, *[0] * 7], [0] * 8]
+    assert second == [[*[0] * 6, 6, 0], [0] * 8, [0] * 8]
+    assert third == [[0] * 8, [0] * 8, [*[0] * 7, 7]]
+
+
 @pytest.mark.parametrize("capacity", [60, 1000])
 def test_what_is_cached_is_not_brought(capacity: int) -> None:
     table = make_slot_table(6, 200, 16, CPU)

@@ -24,7 +24,7 @@ def rubbish(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.full((size,), -77, dtype=dtype)
 
 
-def empty_trials(slots: list[int], num_guesses: int) -> Trials:
+def empty_trials(slots: list[int], num_guesses: int, tables: int = 1) -> Trials:
     """These slots and room for their tokens, filled with nonsense."""
     num_tokens = len(slots) * (num_guesses + 1)
     return Trials(
@@ -32,7 +32,7 @@ def empty_trials(slots: list[int], num_guesses: int) -> Trials:
         ends_B=rubbish(len(slots)),
         input_ids_T=rubbish(num_tokens),
         positions_T=rubbish(num_tokens),
-        kv_slots_XT=rubbish(num_tokens, torch.int64)[None],
+        kv_slots_XT=rubbish(tables * num_tokens, torch.int64).view(tables, -1),
         lengths_T=rubbish(num_tokens),
         slots_T=rubbish(num_tokens),
         next_positions_T=rubbish(num_tokens),
@@ -63,14 +63,14 @@ def plain_guesses(ids: list[int], wanted: int, repeated: tuple[int, int]) -> lis
 @pytest.mark.parametrize("seed", range(2))
 def test_every_token(num_slots: int, num_guesses: int, repeated: tuple[int, int], seed: int) -> None:
     rng = random.Random(seed)
-    table = random_table(SLOTS, PAGES_EACH, PAGE, VOCAB, seed)
+    table = random_table(SLOTS, PAGES_EACH, PAGE, VOCAB, seed, tables=1 + 2 * seed)
     slots = [*rng.sample(range(SLOTS - 1), num_slots), DUMMY]
     table.max_length_S[:DUMMY] = torch.tensor([rng.randint(int(n) + 1, LENGTH) for n in table.length_S[:DUMMY]])
     table.token_ids_SL[slots[0], : table.length_S[slots[0]]] = 1  # one token again and again
     if num_slots > 2:
         table.done_S[slots[1]] = 1
     width = num_guesses + 1
-    trials = empty_trials(slots, num_guesses)
+    trials = empty_trials(slots, num_guesses, tables=1 + 2 * seed)
     before = replace(table, **{name: getattr(table, name).clone() for name in SlotTable.__dataclass_fields__})
     guess(trials, table, num_guesses=num_guesses, repeated=repeated, page_size=PAGE, num_pages=NUM_PAGES)
     for row, slot in enumerate(slots):  # guesses are where they would be
@@ -89,18 +89,19 @@ def test_every_token(num_slots: int, num_guesses: int, repeated: tuple[int, int]
         assert int(trials.ends_B[row]) == (length + len(tried) - 1 if alive else 0)
         for place, token in enumerate(range(row * width, row * width + width)):
             assert int(trials.slots_T[token]) == slot
-            cell = int(trials.kv_slots_XT[0, token])
+            cells = trials.kv_slots_XT[:, token].tolist()
             if place >= len(tried):
                 assert int(trials.next_positions_T[token]) == -1
                 assert int(trials.lengths_T[token]) == int(trials.input_ids_T[token]) == 0
-                assert 0 <= cell < PAGE  # of the page that is nobody's
+                assert all(0 <= cell < PAGE for cell in cells)  # of the page that is nobody's
                 continue
             position = length - 1 + place
             assert int(trials.input_ids_T[token]) == tried[place]
             assert int(trials.positions_T[token]) == position + int(table.shift_S[slot])
             assert int(trials.lengths_T[token]) == position + 1
             assert int(trials.next_positions_T[token]) == (position + 1 if position + 1 < LENGTH else -1)
-            assert cell == int(table.page_table_SM[slot, position // PAGE]) * PAGE + position % PAGE
+            pages = [int(pages_SM[slot, position // PAGE]) for pages_SM in table.page_tables]
+            assert cells == [page * PAGE + position % PAGE for page in pages]
 
 
 def test_a_run_far_back() -> None:

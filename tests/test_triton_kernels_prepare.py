@@ -31,7 +31,7 @@ def test_every_row_and_token(
     num_decodes: int, pad_decodes: int, num_chunks: int, pad_chunks: int, pad_tokens: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    table = random_table(SLOTS, PAGES_EACH, PAGE, 1000, seed)
+    table = random_table(SLOTS, PAGES_EACH, PAGE, 1000, seed, tables=1 + seed)
     slots = rng.sample(range(SLOTS - 1), num_decodes + num_chunks)
     decodes = [*slots[:num_decodes], *[DUMMY] * pad_decodes]
     if num_decodes > 1:
@@ -44,7 +44,7 @@ def test_every_row_and_token(
         chunks.append((slot, start, known - start if final else rng.randint(1, known - start - 1)))
     real_tokens = sum(length for _, _, length in chunks)
     chunks += [(DUMMY, 0, 0)] * pad_chunks
-    inputs, rows = empty_step(decodes, chunks, real_tokens + pad_tokens)
+    inputs, rows = empty_step(decodes, chunks, real_tokens + pad_tokens, tables=1 + seed)
     prepare(rows, table, inputs, page_size=PAGE, num_pages=NUM_PAGES)
 
     ids, positions, kv_slots = [], [], []
@@ -52,7 +52,8 @@ def test_every_row_and_token(
     def add(slot: int, position: int) -> None:
         ids.append(int(table.token_ids_SL[slot, position]))
         positions.append(position + int(table.shift_S[slot]))
-        kv_slots.append(int(table.page_table_SM[slot, position // PAGE]) * PAGE + position % PAGE)
+        pages = [int(pages_SM[slot, position // PAGE]) for pages_SM in table.page_tables]
+        kv_slots.append([page * PAGE + position % PAGE for page in pages])
 
     def add_padding() -> None:
         ids.append(0)
@@ -83,8 +84,8 @@ def test_every_row_and_token(
 
     assert inputs.input_ids_T.tolist() == ids
     assert inputs.positions_T.tolist() == positions
-    for got, wanted in zip(inputs.kv_slots_XT[0].tolist(), kv_slots, strict=True):
-        assert 0 <= got < PAGE if wanted is None else got == wanted
+    for got, wanted in zip(inputs.kv_slots_XT.T.tolist(), kv_slots, strict=True):
+        assert all(0 <= one < PAGE for one in got) if wanted is None else got == wanted
     assert inputs.decode_lengths_B.tolist() == lengths
     assert inputs.query_starts_C1.tolist() == starts
     assert rows.positions_R.tolist() == sample_positions
