@@ -6,8 +6,17 @@ Layers that see the same number of tokens back may share a page table; each tabl
 from bisect import bisect_right
 from typing import NamedTuple
 
+from tercet.ipc.process_messages import Limits
+
 KEYS_AT_ONCE = 128
 """Attention reads keys in tiles: it touches what lies so far ahead of a window, and makes nothing of it."""
+
+
+def longest_request(limits: Limits, page_size: int) -> int:
+    """Tokens, answer included, for which there is room; contexts may be longer. The last one's K and V are never
+    wanted."""
+    need = PageNeed(limits.windows, page_size, max(limits.image_tokens, 1))
+    return need.most_tokens(limits.num_pages - 1, limits.max_model_len) + 1
 
 
 class PageNeed(NamedTuple):

@@ -7,7 +7,6 @@ wanted; past this door every id, size and number is in range.
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -16,7 +15,7 @@ from msgspec import structs
 from tercet.engine.generation_defaults import GenerationDefaults
 from tercet.engine.id_range import all_below
 from tercet.engine.logits_check import adjustments_of, check_adjustments
-from tercet.engine.page_need import PageNeed
+from tercet.engine.page_need import longest_request
 from tercet.engine.pooling import Pooling
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.structured_check import check_structured, write_grammar
@@ -57,13 +56,6 @@ class Rules:
     """How an embedding is made."""
     adapters: Mapping[str, LoadedAdapter]
     """That requests may name."""
-
-    @cached_property
-    def cache_length(self) -> int:
-        """Tokens of the longest request, answer included, that the KV cache holds; the context may be longer."""
-        limits = self.limits
-        need = PageNeed(limits.windows, self.page_size, max(limits.image_tokens, 1))
-        return need.most_tokens(limits.num_pages - 1, limits.max_model_len) + 1  # the last token's are never wanted
 
 
 def stop_strings(params: SamplingParams, default: str | tuple[str, ...] | None = None) -> tuple[str, ...]:
@@ -195,7 +187,7 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
     room = rules.limits.max_model_len - num_prompt
     max_tokens = params.max_tokens
     if max_tokens is None:
-        max_tokens = max(1, min(room, rules.cache_length - num_prompt))
+        max_tokens = max(1, min(room, longest_request(rules.limits, rules.page_size) - num_prompt))
         if defaults.max_new_tokens is not None:
             max_tokens = min(max_tokens, defaults.max_new_tokens)
     if max_tokens > room:

@@ -174,7 +174,9 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> _Made:
     sizes = num_pages, config.page_size, cache_dtype, device, group.size
     kv_cache = make_kv_cache(decoder.config, *sizes, decoder.tables)
     cells = str(cache_dtype).removeprefix("torch.")
-    link.tell(Phase(f"{num_pages} pages of {config.page_size} tokens in {cells}", 1, 1))
+    many = len(decoder.tables.windows) > 1
+    of_layers = f" and {decoder.tables.num_places} layers" if many else ""
+    link.tell(Phase(f"{num_pages} pages of {config.page_size} tokens{of_layers} in {cells}", 1, 1))
     clock.ended("cache")
     runner = Runner(decoder, kv_cache, settings, _teller(link, "graphs", clock, "warm-up"), states)
     clock.ended("graphs")

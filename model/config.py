@@ -285,11 +285,9 @@ class ModelConfig:
         """Rows of the vocabulary on each rank, the last rank's padding included."""
         return -(-self.vocab_size // size)
 
-    def kv_bytes_per_page(
-        self, page_size: int, dtype: torch.dtype, tp_size: int, num_parts: int | None = None
-    ) -> int:  # fmt: skip
+    def kv_bytes_per_page(self, page_size: int, dtype: torch.dtype, tp_size: int, parts: int | None = None) -> int:
         """Bytes of one page of the KV cache on each rank: of all layers, or of as many as have memory of their own."""
-        return sum(map(prod, self.cache_shapes(1, page_size, tp_size)[:num_parts])) * dtype.itemsize
+        return sum(map(prod, self.cache_shapes(1, page_size, tp_size)[:parts])) * dtype.itemsize
 
 
 def _check_rope(rope: Rope, dim: int) -> None:

@@ -66,16 +66,13 @@ class Runner:
         self._decoder = decoder
         self._kv_cache, self._states = kv_cache.layers[: decoder.config.num_caching_layers], states
         num_pages, page_size = num_pages_of(self._kv_cache), page_size_of(self._kv_cache)
-        device = kv_cache.device
+        device, num_tables = kv_cache.device, len(decoder.tables.windows)
         self._on_gpu = device.type == "cuda"
         if self._on_gpu:
             torch.cuda.set_stream(torch.cuda.Stream(device))
-        self.table = make_slot_table(
-            settings.max_num_seqs, settings.max_model_len, page_size, device, len(decoder.tables.windows)
-        )
-        self._dummy = settings.max_num_seqs
+        self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, page_size, device, num_tables)
+        self._dummy, self._guesses = settings.max_num_seqs, settings.guesses
         self._most_image_tokens = settings.most_image_tokens
-        self._guesses = settings.guesses
         trials = None if self._guesses is None else TrialShapes(self._guesses)
         self._shapes = decoder.shapes(self._kv_cache, settings.max_num_seqs, settings.max_num_batched_tokens, trials)
         self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size, settings.run_ahead)
@@ -88,9 +85,7 @@ class Runner:
         self._plan = PlanBuffer(self._row_words + HEADER_WORDS + _CHANGE_WORDS, device, settings.run_ahead + 2)
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
         self._copies = PlanCopies(self._plan, self._row_words, kv_cache, states)
-        self._buffers = StepBuffers(
-            self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W, self.table.num_page_tables
-        )
+        self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W, num_tables)
         self._end = StepEnd(decoder, self._guesses, self.table, kv_cache, self._shapes, states)
         self._hidden_RD = decoder.room_for_rows(self._shapes.max_decodes)
         """Of the step that awaits its draw, or of the last step's chunks: graphs share what memory they have."""
@@ -103,10 +98,8 @@ class Runner:
         dtype, config = str(decoder.dtype).removeprefix("torch."), decoder.config
         of_model = config.vocab_size, dtype, device.type, config.hidden_size, config.generates, config.classifier
         at_once = 0 if decoder.vision is None else decoder.vision.config.at_once
-        self.limits = Limits(
-            num_pages, settings.max_model_len, *of_model, state_tile(config), image_tokens=at_once,
-            windows=decoder.tables.windows,
-        )  # fmt: skip
+        sizes = num_pages, settings.max_model_len, *of_model, state_tile(config)
+        self.limits = Limits(*sizes, image_tokens=at_once, windows=decoder.tables.windows)
         if self._on_gpu:
             depth = num_landings(settings.run_ahead, settings.max_lease)
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)

@@ -166,10 +166,7 @@ class SimulatedWorker:
             self._occupied[enter.slot] = Occupied(enter.num_tokens, start)
 
     def _check_pages(self, step: Step) -> None:
-        """A page that a request will write belongs to nobody else, and no plan in flight names it.
-
-        If its beginning is there already, it is a copy.
-        """
+        """A page that a request will write is nobody else's, and of no plan in flight; or a copy, if it is begun."""
         copied = set()
         for slot, index, page in self._triples(step):
             assert 0 < page < self._num_pages
@@ -279,7 +276,6 @@ class SimulatedWorker:
         return prefix
 
     def _write(self, slot_index: int, position: int, prefix: bytes, written: dict[tuple[int, int], bytes]) -> None:
-        """What stands in the cache for a token from now on."""
         written[self._slots[slot_index].pages[position // self._page_size], position % self._page_size] = prefix
 
     @staticmethod

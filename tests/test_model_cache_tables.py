@@ -6,8 +6,8 @@ import pytest
 
 from checkpoints import checkpoint
 from tercet.model.cache_tables import cache_tables, of_few_layers, one_table
-from tercet.model.config import ModelConfig
 from tercet.model.checkpoint import read_config
+from tercet.model.config import ModelConfig
 
 
 def config_of(windows: list[int]) -> ModelConfig:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.kv_slots import kv_slot
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.prepare import StepInputs, kv_slot
+from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.tiles import next_power_of_2
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.kv_slots import check_kv_slots, store_kv_slots
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.row_groups import RowGroups
 from tercet.triton_kernels.slot_table import SlotTable
@@ -120,28 +121,6 @@ class StepRows:
 
 
 _SIZES = ["B", "T", "S", "L", "M", "stride", "num_pages"]
-
-
-@triton.jit
-def kv_slot(page_table_ptr, slot, position, alive, page_size, M, num_pages, padding):
-    """Where a token's K and V go; `padding` says where in page 0 those that go nowhere do."""
-    index = position // page_size
-    page = tl.load(page_table_ptr + slot.to(tl.int64) * M + index, mask=alive & (index < M), other=0)
-    page = tl.where((page > 0) & (page < num_pages), page, 0)
-    offset = tl.where(page > 0, position, padding) % page_size
-    return page.to(tl.int64) * page_size + offset
-
-
-@triton.jit
-def store_kv_slots(
-    kv_slots_ptr, page_table_ptr, token, slot, position, alive, mask, padding, S, M, stride, num_pages,
-    X: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip
-    """Where tokens' K and V go, of each page table."""
-    for table in tl.static_range(X):
-        rows_ptr = page_table_ptr + tl.cast(S, tl.int64) * M * table
-        cell = kv_slot(rows_ptr, slot, position, alive, PAGE, M, num_pages, padding)
-        tl.store(kv_slots_ptr + tl.cast(stride, tl.int64) * table + token, cell, mask=mask)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
@@ -304,11 +283,3 @@ def _check(rows: StepRows, table: SlotTable, inputs: StepInputs) -> tuple[int, i
         check_device(name, tensor, table.length_S)
     check_kv_slots(inputs.kv_slots_XT, table, T)
     return B, C, T
-
-
-def check_kv_slots(kv_slots_XT: Tensor, table: SlotTable, num_tokens: int) -> None:
-    """A row of so many for each page table, or raise."""
-    check_shape("kv_slots", kv_slots_XT, table.num_page_tables, num_tokens)
-    check_dtype("kv_slots", kv_slots_XT, torch.int64)
-    check_device("kv_slots", kv_slots_XT, table.length_S)
-    check_contiguous("a row of kv_slots", kv_slots_XT[0])

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.kv_slots import check_kv_slots, store_kv_slots
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.prepare import StepInputs, StepRows, check_kv_slots, store_kv_slots
+from tercet.triton_kernels.prepare import StepInputs, StepRows
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.tiles import next_power_of_2
 from tercet.triton_kernels.tried_tokens import TriedTokens
