@@ -71,7 +71,7 @@ class AttentionPlan:
         of this rank; `longest`, `deep`: see `Decoder.forward`; without `fuses` what comes before attention is apart;
         `latent`: what the cache holds in place of keys and values. Graph-safe."""
         num_rows, tries = inputs.decode_slots_B.shape[0], inputs.tries
-        num_tokens = inputs.input_ids_T.shape[0] - num_rows * tries
+        num_tokens = inputs.positions_T.shape[0] - num_rows * tries
         decode: dict[Kind, DecodeWork | FusedPlan] = {}
         prefill: dict[Kind, PrefillWork | LatentPrefill] = {}
         last_queries = None

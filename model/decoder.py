@@ -2,8 +2,8 @@
 
 One class serves every family: what sets them apart is in the ModelConfig and in which weights are there.
 
-Of a prompt only the last token is sampled from, so the last layer computes K and V of all tokens, but no more than that
-of those that no row samples from.
+Of a prompt only the last token is sampled from: which layers all tokens go through, and which the rows alone, is said
+in `passage.py`.
 
 Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocabulary of this rank, S slots, M pages of
 a slot.
@@ -11,7 +11,8 @@ a slot.
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,15 +24,16 @@ from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.head import Head
 from tercet.model.joined_residual import JoinedResidual
-from tercet.model.layer_inputs import Told, layer_inputs
+from tercet.model.layer_inputs import layer_inputs
 from tercet.model.layers import make_layers
 from tercet.model.padded_shapes import SHORT_ROWS, Shapes
 from tercet.model.parallel import Group
+from tercet.model.passage import Hear, Passage
 from tercet.model.rank_weights import Weights
 from tercet.model.residual import Residual
 from tercet.model.rope import query_scales, rotary_tables
 from tercet.model.score_head import ScoreHead
-from tercet.model.states import States, held_by_layers
+from tercet.model.states import LayerState, States, held_by_layers
 from tercet.model.trial_shapes import TrialShapes
 from tercet.model.vision import Vision
 from tercet.model.vision_config import axes
@@ -39,6 +41,7 @@ from tercet.triton_kernels.axis_turns import axis_turns
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.image_rows import place_image_rows
 from tercet.triton_kernels.prepare import StepInputs
+from tercet.triton_kernels.rows_alone import rows_alone
 from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.scaled_weight import ScaledWeight
 
@@ -47,9 +50,6 @@ _SMALL = 2048
 _FEWEST_WIDENED = 8
 """Rows of x from which on its tiles are whole: partly outside they cost a step of Qwen3-8B in FP8 or of four bits more
 than rows of padding do."""
-
-
-Hear = Callable[[int, Tensor], None]
 
 
 class Beginning(NamedTuple):
@@ -117,6 +117,9 @@ class Decoder:
         self._layers = make_layers(
             config, weights, group, turns, scales, max_seen, self.tables, deterministic=deterministic, adapters=adapters
         )
+        borrowers = (index for index, heads in enumerate(config.layer_heads) if heads.borrowed)
+        self._first_borrower = next(borrowers, config.num_layers)
+        """From here on no layer makes keys and values."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -190,8 +193,7 @@ class Decoder:
         the next. Graph-safe: fixed shapes give fixed launches.
         """
         tables = inputs, kv_cache, page_table_SM, states
-        last = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep, begin=begin, hear=hear)
-        return self._rows(*last, inputs)
+        return self._through(*tables, whole=False, longest=longest, deep=deep, begin=begin, hear=hear)[0]
 
     @torch.inference_mode()
     def forward_whole(
@@ -200,9 +202,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The same, and hidden states of all tokens: [T, D]. To the bit, but on several ranks in default mode."""
         tables = inputs, kv_cache, page_table_SM, states
-        residual, attended_TH, told = self._attend_in_last(*tables, whole=True, deep=deep, hear=hear)
-        hidden_RD = self._rows(residual, attended_TH, told, inputs)
-        self._layers[-1].add(residual, attended_TH, inputs.groups_T, told)
+        hidden_RD, residual = self._through(*tables, whole=True, deep=deep, hear=hear)
         return hidden_RD, residual.end()
 
     @torch.inference_mode()
@@ -223,18 +223,44 @@ class Decoder:
         axis_turns(self._turns_PR, turns_T3, self._axis_F, turns_TR, else_T=positions_T)
         return turns_TR
 
-    def _attend_in_last(
+    def _through(
         self, inputs: StepInputs, kv_cache: Sequence[Tensor], page_table_SM: Tensor, states: States | None, *,
         whole: bool, longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None,
         hear: Hear | None = None,
-    ) -> tuple[Residual, Tensor, Told | None]:  # fmt: skip
-        """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens. And
-        what it is told beside."""
+    ) -> tuple[Tensor, Residual]:  # fmt: skip
+        """Hidden states of the rows, [R, D], and the stream: of all tokens to its end if that is wanted `whole`."""
+        ways: dict[str, Any] = {"num_heads": self._num_heads, "deterministic": self.deterministic}
+        attending = self._attending(kv_cache)
         plan = AttentionPlan.of_step(
-            inputs, self._attending(kv_cache), page_table_SM, num_heads=self._num_heads,
-            deterministic=self.deterministic, longest=longest, deep=deep, fuses=self._fuses, latent=self.config.latent,
+            inputs, attending, page_table_SM, **ways, longest=longest, deep=deep, fuses=self._fuses,
+            latent=self.config.latent,
         )  # fmt: skip
-        # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
+        count, alone_from = len(self._layers), self._first_borrower
+        alone = None
+        if alone_from < count and len(inputs.chunk_slots_C):  # else each token is a row
+            of_rows = rows_alone(inputs)
+            alone = (
+                of_rows,
+                AttentionPlan.of_step(
+                    of_rows, attending[alone_from:], page_table_SM, **ways, longest=0, deep=0, fuses=False
+                ),
+            )
+        passage = self._begin(inputs, held_by_layers(self.config, kv_cache, states), page_table_SM, plan, begin, whole)
+        passage = replace(passage, hear=hear)
+        if alone is None:
+            return passage.through(0, count - 1).through_last(whole=whole), passage.residual
+        rows = passage.through(0, alone_from).rows_alone(*alone)
+        hidden_RD = rows.through(alone_from, count).residual.end()
+        if whole or hear is not None:
+            passage.through(alone_from, count)
+        return hidden_RD, passage.residual
+
+    def _begin(
+        self, inputs: StepInputs, held: Sequence[Tensor | LayerState], page_table_SM: Tensor, plan: AttentionPlan,
+        begin: Callable[[], Beginning] | None, whole: bool,
+    ) -> Passage:  # fmt: skip
+        """All tokens ahead of the first layer. Behind the plan: it is launched without overlap, so that attention may
+        read the plan before it waits."""
         beginning = Beginning(self.embed(inputs.input_ids_T)) if begin is None else begin()
         images, ids_T = inputs.image_rows, inputs.input_ids_T
         if images is not None:
@@ -246,29 +272,7 @@ class Decoder:
                 deterministic=self.deterministic,
             )  # fmt: skip
         residual = self._residual(beginning, inputs, whole=whole)
-        for index, (layer, place) in enumerate(
-            zip(self._layers, held_by_layers(self.config, kv_cache, states), strict=True)
-        ):
-            is_last = layer is self._layers[-1]
-            if images is not None and 0 < index <= len(images.deep):
-                place_image_rows(residual.whole(), ids_T, images.deep[index - 1], add=True)
-            last_queries = is_last and not whole
-            attended_TH = layer.attend(residual, inputs, page_table_SM, place, plan, last_queries=last_queries)
-            if hear is not None:
-                hear(index, residual.ahead_of_layer)
-            told = None if told_TX is None else Told(told_TX, index)
-            if not is_last:
-                layer.add(residual, attended_TH, inputs.groups_T, told)
-        return residual, attended_TH, told
-
-    def _rows(self, residual: Residual, attended_TH: Tensor, told: Told | None, inputs: StepInputs) -> Tensor:
-        """The end of the last layer for the rows alone."""
-        if inputs.chunk_slots_C.shape[0]:  # else each token is a row
-            rows_R = inputs.sample_rows_R
-            residual, attended_TH = residual.of_rows(rows_R), embedding(rows_R, attended_TH)
-            told = told and told._replace(rows_R=rows_R)
-        self._layers[-1].add(residual, attended_TH, inputs.groups_R, told)
-        return residual.end()
+        return Passage(self._layers, held, page_table_SM, inputs, plan, residual, told_TX)
 
     def _residual(self, beginning: Beginning, inputs: StepInputs, *, whole: bool) -> Residual:
         eps, deterministic = self.config.stream_eps, self.deterministic

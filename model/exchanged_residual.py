@@ -66,7 +66,7 @@ class ExchangedResidual(Residual):
             half.update = self._exchange.send(block(self._normed_half(half, norm_D), half.count_1))
 
     def of_rows(self, rows_R: Tensor) -> Residual:
-        """Also ends the step's messages: few rows are summed as those of any short step."""
+        """Right behind a norm. Also ends the step's messages: few rows are summed as those of any short step."""
         self._exchange.end([])
         return super().of_rows(rows_R)
 

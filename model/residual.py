@@ -136,10 +136,13 @@ class Residual:
             self._update_TD = block(part.x_TD, part.count_1)
 
     def of_rows(self, rows_R: Tensor) -> "Residual":
-        """The stream of some tokens, right behind a norm; this one knows nothing of what is added to it."""
-        assert self._update_TD is None
+        """The stream of some tokens, with what is still to be added; this one knows nothing of what is added to it."""
         stream_RD = embedding(rows_R, self._stream_TD)
-        return Residual(stream_RD, self._group, self._eps, deterministic=self._deterministic, rows=None)
+        rows = Residual(stream_RD, self._group, self._eps, deterministic=self._deterministic, rows=None)
+        if self._update_TD is not None:
+            rows._update_TD = embedding(rows_R, self._update_TD)
+            rows._update_norm_D, rows._scale_1 = self._update_norm_D, self._scale_1
+        return rows
 
     def whole(self) -> Tensor:
         """The stream with all that was added so far, which may be added to."""

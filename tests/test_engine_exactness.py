@@ -118,7 +118,7 @@ def test_prefix_hits(alone: tuple[str, LLM]) -> None:
     wait_until_empty(llm.address)
 
 
-@pytest.mark.parametrize("family", ["mistral", long("qwen3"), long("deepseek-v3"), long("gemma4")])
+@pytest.mark.parametrize("family", ["mistral", *map(long, ("qwen3", "deepseek-v3", "gemma4", "gemma4-told"))])
 def test_chunks_of_a_tiny_budget(family: str) -> None:
     prompts, answers = some_cases(family)
     with tiny_engine(family, max_num_batched_tokens=7, max_num_seqs=5, enable_prefix_caching=False) as llm:
@@ -129,7 +129,10 @@ def test_chunks_of_a_tiny_budget(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "caching"),
-    [("qwen3", False), long("mistral", True), long("llama3", True), long("deepseek-v3", True), long("gemma4", True)],
+    [
+        ("qwen3", False),
+        *(long(family, True) for family in ("mistral", "llama3", "deepseek-v3", "gemma4", "gemma4-told")),
+    ],
 )
 def test_preempted(family: str, caching: bool) -> None:
     prompts, answers = some_cases(family)

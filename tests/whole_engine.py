@@ -32,7 +32,8 @@ def bytes_of_pages(family: str, num_pages: int) -> int:
     """What `num_pages` pages of a tiny checkpoint's cache take in fp32, on one rank."""
     config = reference_model(checkpoint(family)).config
     types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    layers = [layer for layer, kind in enumerate(types) if kind != "linear_attention"]  # others carry states
+    own = types[: len(types) - getattr(config, "num_kv_shared_layers", 0)]  # others borrow theirs
+    layers = [layer for layer, kind in enumerate(own) if kind != "linear_attention"]  # others carry states
     each = config.per_layer_config if family.startswith("gemma4") else [config] * len(types)
     return num_pages * PAGE_SIZE * 4 * sum(numbers_in_cache(each[layer]) for layer in layers)
 
