@@ -66,6 +66,8 @@ def make_decode_work(
     """
     if deterministic:
         capacity = num_rows + num_pages * page_size // _FIXED_SPLIT
+        if window:  # which begins and ends inside of one
+            capacity = min(capacity, num_rows * ((window + tries - 1) // _FIXED_SPLIT + 2))
     else:
         capacity = num_rows + (most or _most_splits(num_rows, device, num_kv_heads))
 
