@@ -108,7 +108,7 @@ class Attention:
         return out_TH
 
     def _kind(self, kv: Tensor) -> Kind:
-        return kind_of(self.table, self.scoring, kv[0])
+        return kind_of(self.table, self.scoring, kv[0], borrowed=self.heads.borrowed)
 
     def _without_gates(self, qkv_TN: Tensor) -> Tensor:
         """Gates lie behind queries, keys and values."""
@@ -208,6 +208,7 @@ class Attention:
                 out_BHD,
                 self.scoring.sinks_H,
                 inputs.shifts_S,
+                norm_values=self.config.value_norm,
             )
         else:
             decode_attention(

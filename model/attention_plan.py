@@ -32,6 +32,12 @@ class Kind(NamedTuple):
     window: int
     num_kv_heads: int
     head_dim: int
+    borrowed: bool = False
+    """They have queries alone: keys and values are those of other layers, whose tokens are all in the cache."""
+
+    def is_like(self, other: "Kind") -> bool:
+        """But for whose keys and values they attend to, and where those are."""
+        return self[1:4] == other[1:4]
 
 
 class Attending(NamedTuple):
@@ -42,14 +48,15 @@ class Attending(NamedTuple):
     """[page, kv head, token, dim]; or latents."""
     rotary_dim: int
     table: int
+    borrowed: bool = False
 
     @property
     def kind(self) -> Kind:
-        return kind_of(self.table, self.scoring, self.k_cache)
+        return kind_of(self.table, self.scoring, self.k_cache, borrowed=self.borrowed)
 
 
-def kind_of(table: int, scoring: Scoring, k_cache: Tensor) -> Kind:
-    return Kind(table, scoring.window, k_cache.shape[1], k_cache.shape[3])
+def kind_of(table: int, scoring: Scoring, k_cache: Tensor, *, borrowed: bool = False) -> Kind:
+    return Kind(table, scoring.window, k_cache.shape[1], k_cache.shape[3], borrowed)
 
 
 @dataclass(frozen=True)
@@ -83,12 +90,16 @@ class AttentionPlan:
         kinds = {layer.kind: layer for layer in attending}
         if num_rows:
             rows, page_tables = (inputs.decode_lengths_B, inputs.decode_slots_B), inputs.page_tables(page_table_SM)
-            for kind, (scoring, k_cache, rotary_dim, _) in kinds.items():
+            for kind, (scoring, k_cache, rotary_dim, *_) in kinds.items():
                 own = page_tables[kind.table]
                 if (shared := _without_pages(decode, kind)) is not None:
                     decode[kind] = shared
-                elif fuses and can_fuse_decode(
-                    k_cache, num_heads, rotary_dim, scoring, tries=tries, num_rows=num_rows, longest=longest
+                elif (
+                    fuses
+                    and not kind.borrowed
+                    and can_fuse_decode(
+                        k_cache, num_heads, rotary_dim, scoring, tries=tries, num_rows=num_rows, longest=longest
+                    )
                 ):
                     decode[kind] = plan_fused_decode(
                         *rows, own, num_heads, k_cache, window=kind.window, deterministic=deterministic,
@@ -101,7 +112,7 @@ class AttentionPlan:
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
             for kind, (scoring, k_cache, *_) in kinds.items():
-                like = next((one for one in prefill if one[1:] == kind[1:]), None)  # no plan has pages in it
+                like = next((one for one in prefill if one.is_like(kind)), None)  # no plan has pages in it
                 prefill[kind] = prefill[like] if like else plan_prefill(
                     *chunks, num_tokens, num_heads, k_cache, scoring, deep=deep, ends_T=inputs.ends_for(kind.window)
                 )  # fmt: skip
@@ -141,7 +152,9 @@ class AttentionPlan:
 def minds_length(attending: Sequence[Attending], *, num_heads: int, deterministic: bool, tries: int) -> bool:
     """Whether a plan makes something of `longest`, for rows of `tries` tokens."""
     fused = (
-        can_fuse_decode(layer.k_cache, num_heads, layer.rotary_dim, layer.scoring, tries=tries) for layer in attending
+        can_fuse_decode(layer.k_cache, num_heads, layer.rotary_dim, layer.scoring, tries=tries)
+        for layer in attending
+        if not layer.borrowed
     )
     return not deterministic and any(fused)
 
@@ -153,9 +166,9 @@ def depths(attending: Sequence[Attending], *, num_heads: int, deterministic: boo
 
 
 def _without_pages(plans: Mapping[Kind, DecodeWork | FusedPlan], kind: Kind) -> DecodeWork | FusedPlan | None:
-    """The plan of layers of another page table that are of this kind otherwise, if there is one that names no pages."""
-    alike = (plan for one, plan in plans.items() if one[1:] == kind[1:] and not isinstance(plan, FewRows))
-    return next(alike, None)
+    """The plan of layers that are of this kind otherwise, if there is one that names no pages and makes no keys."""
+    alike = (plan for one, plan in plans.items() if one.is_like(kind) and not isinstance(plan, FewRows))
+    return next((plan for plan in alike if isinstance(plan, DecodeWork) or not kind.borrowed), None)
 
 
 def _split(

@@ -95,7 +95,7 @@ class Decoder:
         self.adapters = adapters
         self.num_adapters = max((layer.count for layer in adapters), default=0)
         # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
-        self._fuses = not ((deterministic and guesses) or config.qk_norm_behind or config.value_norm)
+        self._fuses = not ((deterministic and guesses) or config.qk_norm_behind)
         # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self._embedding_factor = rounded / config.residual_multiplier
@@ -165,10 +165,10 @@ class Decoder:
 
     def _attending(self, kv_cache: Sequence[Tensor]) -> list[Attending]:
         """The layers that have part of the cache, in their order, as it has them."""
-        caching = [layer for index, layer in enumerate(self._layers) if self.config.carried_of(index) is None]
+        caching = [one.attention for index, one in enumerate(self._layers) if self.config.carried_of(index) is None]
         return [
-            Attending(layer.attention.scoring, held[0], layer.attention.cos_sin_PR.shape[1], layer.attention.table)
-            for layer, held in zip(caching, kv_cache, strict=True)
+            Attending(one.scoring, held[0], one.cos_sin_PR.shape[1], one.table, one.heads.borrowed)
+            for one, held in zip(caching, kv_cache, strict=True)
         ]
 
     def short_rows(self, kv_cache: Sequence[Tensor], tries: int = 1) -> int:
@@ -230,28 +230,24 @@ class Decoder:
     ) -> tuple[Tensor, Residual]:  # fmt: skip
         """Hidden states of the rows, [R, D], and the stream: of all tokens to its end if that is wanted `whole`."""
         ways: dict[str, Any] = {"num_heads": self._num_heads, "deterministic": self.deterministic}
-        attending = self._attending(kv_cache)
+        attending, count, alone_from = self._attending(kv_cache), len(self._layers), self._first_borrower
+        goes_alone = alone_from < count and len(inputs.chunk_slots_C) > 0  # else each token is a row
+        all_go_on = whole or hear is not None
         plan = AttentionPlan.of_step(
-            inputs, attending, page_table_SM, **ways, longest=longest, deep=deep, fuses=self._fuses,
-            latent=self.config.latent,
+            inputs, attending[:alone_from] if goes_alone and not all_go_on else attending, page_table_SM, **ways,
+            longest=longest, deep=deep, fuses=self._fuses, latent=self.config.latent,
         )  # fmt: skip
-        count, alone_from = len(self._layers), self._first_borrower
         alone = None
-        if alone_from < count and len(inputs.chunk_slots_C):  # else each token is a row
-            of_rows = rows_alone(inputs)
-            alone = (
-                of_rows,
-                AttentionPlan.of_step(
-                    of_rows, attending[alone_from:], page_table_SM, **ways, longest=0, deep=0, fuses=False
-                ),
-            )
+        if goes_alone:
+            of_rows, borrowers = rows_alone(inputs), attending[alone_from:]
+            alone = of_rows, AttentionPlan.of_step(of_rows, borrowers, page_table_SM, **ways, longest=0, deep=0)
         passage = self._begin(inputs, held_by_layers(self.config, kv_cache, states), page_table_SM, plan, begin, whole)
         passage = replace(passage, hear=hear)
         if alone is None:
             return passage.through(0, count - 1).through_last(whole=whole), passage.residual
         rows = passage.through(0, alone_from).rows_alone(*alone)
         hidden_RD = rows.through(alone_from, count).residual.end()
-        if whole or hear is not None:
+        if all_go_on:
             passage.through(alone_from, count)
         return hidden_RD, passage.residual
 

@@ -47,9 +47,11 @@ class Step:
         tries: int = 1,
         shifted: bool = False,
         rotary_dim: int = 0,
+        norm_values: bool = False,
     ) -> None:
         """`shifted`: slots are turned less far than they are counted, as behind images. `rotary_dim`: so many numbers
         of a head turn, and rows have something behind their heads; 0: all of them, and nothing."""
+        self.norm_values = norm_values
         self.heads, self.lengths, self.device, self.dtype, self.tries = heads, lengths, device, dtype, tries
         self.counts = [min(length, 1 + slot * 5 % tries if slot % 2 else tries) for slot, length in enumerate(lengths)]
         self.cache = PagedCache(heads, lengths, device, dtype, cells)
@@ -110,7 +112,7 @@ class Step:
         qkv = self.longer[rows].flatten(0, 1)[:, : self.qkv.shape[2]]
         fused_decode_attention(
             qkv, cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, self.table, plan, heads.num_q,
-            heads.dim**-0.5, out, cache.sinks_H, self.shifts_S,
+            heads.dim**-0.5, out, cache.sinks_H, self.shifts_S, norm_values=self.norm_values,
         )  # fmt: skip
         return out
 
@@ -143,6 +145,10 @@ class Step:
             angles = self.angles[self.positions(slot) + self.shifts[slot], None]
             q, k = (normed_and_turned(x, norm, angles) for x, norm in zip((q, k), self.norms, strict=True))
             torch.testing.assert_close(cache.k_cache[self.cells(slot)].double(), k, rtol=rounding, atol=least)
+            if self.norm_values:
+                v = normed_and_turned(v, v.new_ones(heads.dim), self.angles[0, :0])
+                torch.testing.assert_close(cache.v_cache[self.cells(slot)].double(), v, rtol=rounding, atol=least)
+                v = cache.v_cache[self.cells(slot)]
             v = v.to(cache.v_cache.dtype)
             assert torch.equal(cache.v_cache[self.cells(slot)].double(), v.double())
             newest = slice(length - count, length)

@@ -117,6 +117,24 @@ def test_few_numbers_turn(
 
 
 @interpreted
+@pytest.mark.parametrize(
+    ("heads", "cells"),
+    [
+        (Heads(4, 2, 64, 64), None),
+        (Heads(3, 1, 64, 32, window=40, sinks=True), FP8),
+        (Heads(2, 1, 256, 64, window=100), None),
+        long(Heads(8, 1, 256, 64), FP8),
+    ],
+    ids=str,
+)
+def test_values_that_are_normed(heads: Heads, cells: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_decode, "_FEW_ROWS", 5)
+    step = Step(heads, [9, 0, 70, 1, 300], True, "cpu", torch.float16, cells, norm_values=True)
+    step.qkv[..., heads.num_q * heads.dim :] *= 5
+    step.check(step.run())
+
+
+@interpreted
 @pytest.mark.parametrize("window", [0, 50])
 def test_sinks_of_any_size(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 4)

@@ -2,6 +2,7 @@
 
 import subprocess
 import tempfile
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tercet.triton_kernels import fused_decode
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.decode_shares import DecodeShares
 from tercet.triton_kernels.decode_work import DecodeWork
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.few_rows import FewRows
@@ -64,6 +66,23 @@ def test_heads_of_which_few_numbers_turn(
     """Rows have gates behind their heads."""
     decode = compile_fused_decode(90, heads, kv_heads, head_dim, True, kernel, monkeypatch, rotary_dim=64)[1]
     assert "STACK:0 " in resource_usage(decode)
+
+
+@pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "cells"),
+    [(8, 1, 256, torch.bfloat16), long(16, 8, 256, torch.bfloat16), long(8, 2, 256, FP8)],
+)
+def test_values_that_are_normed(
+    heads: int, kv_heads: int, head_dim: int, cells: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One inverse root more, and nothing that does not fit registers."""
+    ways: dict[str, Any] = {"cells": cells, "window": 512}
+    sizes = heads, kv_heads, head_dim, True, kernel, monkeypatch
+    plain, normed = (compile_fused_decode(90, *sizes, **ways, norm_values=norm)[1] for norm in (False, True))
+    roots = [decode.asm["ptx"].count("rsqrt") for decode in (plain, normed)]
+    assert roots[0] < roots[1]
+    assert "STACK:0 " in resource_usage(normed)
 
 
 @pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
@@ -143,6 +162,28 @@ def test_few_slots_that_try_tokens_ahead_are_fused(
     assert plan.decode[attending.kind].tries == tries
 
 
+def test_layers_that_borrow_are_not_fused() -> None:
+    """They have no keys of their own. What is like them is fused all the same, and plans that can be are shared."""
+    slots, none = meta(40, dtype=torch.int32), meta(0, dtype=torch.int32)
+    inputs = StepInputs(
+        input_ids_T=slots, positions_T=slots, kv_slots_XT=meta(1, 40, dtype=torch.int64), decode_slots_B=slots,
+        decode_lengths_B=slots, chunk_slots_C=none, chunk_starts_C=none, query_starts_C1=slots[:1], sample_rows_R=none,
+        num_tokens_1=slots[:1],
+    )  # fmt: skip
+    near = Attending(Scoring(0.1, window=512), meta(100, 1, 64, 256), 256, 0)
+    far = Attending(Scoring(0.1, softcap=5.0), meta(100, 1, 64, 256), 256, 0)
+    attending = [near, far, near._replace(borrowed=True), far._replace(borrowed=True)]
+    with compiling_for(90):
+        plan = AttentionPlan.of_step(
+            inputs, attending, meta(9, 64, dtype=torch.int32), num_heads=8, deterministic=False, longest=0, deep=0
+        )
+    own, capped, borrowed, capped_too = (plan.decode[layer.kind] for layer in attending)
+    assert isinstance(own, DecodeShares)
+    assert isinstance(borrowed, DecodeWork)
+    assert isinstance(capped, DecodeWork)
+    assert capped is capped_too
+
+
 @pytest.mark.parametrize(("capability", "heads", "kv_heads", "head_dim"), [(80, 16, 8, 128), (89, 5, 5, 64)])
 def test_compile_few_rows_elsewhere(
     capability: int, heads: int, kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
@@ -155,7 +196,7 @@ def test_compile_few_rows_elsewhere(
 def compile_fused_decode(
     capability: int, heads: int, kv_heads: int, head_dim: int, normed: bool, kernel: str,
     monkeypatch: pytest.MonkeyPatch, cells: torch.dtype = torch.bfloat16, window: int = 0, sinks: bool = False,
-    shifted: bool = False, rotary_dim: int = 0,
+    shifted: bool = False, rotary_dim: int = 0, norm_values: bool = False,
 ) -> list[CompiledKernel]:  # fmt: skip
     """Plan, attention and merge of five rows, by one of the kernels. `rotary_dim`: so many numbers turn, and rows are
     parts of longer ones; 0: all, and they are not."""
@@ -172,6 +213,7 @@ def compile_fused_decode(
         fused_decode.fused_decode_attention(
             qkv, meta(4096, turned, dtype=torch.float32), norm, norm, 1e-6, cache, cache, table, shares, heads, 0.1,
             meta(5, heads, head_dim), meta(heads) if sinks else None, meta(9, dtype=torch.int32) if shifted else None,
+            norm_values=norm_values,
         )  # fmt: skip
     return kernels
 

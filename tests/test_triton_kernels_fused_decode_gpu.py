@@ -38,6 +38,13 @@ HEADS = [
 ]
 SEEING_FEW = [heads for heads in HEADS if heads.window]
 WITH_SINKS = [heads for heads in HEADS if heads.sinks]
+NORMING_VALUES = [
+    Heads(32, 16, 256, 64, window=1024),
+    Heads(8, 1, 256, 64, window=512),
+    Heads(8, 2, 256, 32, window=512),
+    Heads(8, 1, 256, 64),
+]
+"""As Gemma 4 has them."""
 
 PLANS = {"few": FewRows, "many": DecodeShares, "fixed": FixedSplits}
 
@@ -105,6 +112,31 @@ def test_few_numbers_turn(heads: Heads, rotary_dim: int, cells: torch.dtype | No
 def test_several_tokens_of_which_few_numbers_turn(heads: Heads) -> None:
     for lengths in ([2300], [40, 129, 5000, 1040]):
         step = Step(heads, lengths, True, tries=4, rotary_dim=64)
+        step.check(step.run())
+
+
+@pytest.mark.parametrize("cells", [None, FP8])
+@pytest.mark.parametrize("heads", NORMING_VALUES, ids=str)
+def test_values_that_are_normed(heads: Heads, cells: torch.dtype | None, kernel: str) -> None:
+    near = [max(heads.window + more, 0) for more in (-65, -1, 0, 1, 2, 33, 200)]
+    for lengths in (LENGTHS * 3, near, [2300], [1], [0, 5000, 0, 1, 1], torch.randint(0, 1500, (200,)).tolist()):
+        step = Step(heads, lengths, True, cells=cells, norm_values=True)
+        step.qkv[..., heads.num_q * heads.dim :] *= 5
+        scoring = Scoring(1.0, heads.window)
+        assert can_fuse_decode(step.cache.k_cache, heads.num_q, heads.dim, scoring)
+        out = step.run()
+        assert isinstance(step.plan(), PLANS[kernel])
+        step.check(out)
+        assert torch.equal(step.run(), out), "the same step gives the same bits"
+
+
+@pytest.mark.parametrize("cells", [None, FP8])
+@pytest.mark.parametrize("heads", NORMING_VALUES, ids=str)
+def test_several_tokens_whose_values_are_normed(heads: Heads, cells: torch.dtype | None) -> None:
+    tries = fused_decode._MOST_TRIED // heads.dim * heads.num_kv // heads.num_q
+    for lengths in ([2300], [1], [0, 0], [40, 129, 5000, 1040], LENGTHS) if tries > 1 else ():
+        step = Step(heads, lengths, True, cells=cells, tries=min(tries, 4), norm_values=True)
+        step.qkv[..., heads.num_q * heads.dim :] *= 5
         step.check(step.run())
 
 

@@ -57,6 +57,14 @@ def test_few_numbers_turn() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize(("heads", "cells"), [(Heads(4, 2, 64, 64), FP8), (Heads(2, 1, 256, 64, window=100), None)])
+def test_values_that_are_normed(heads: Heads, cells: torch.dtype | None) -> None:
+    step = Step(heads, [9, 0, 70, 300], True, "cpu", torch.float16, cells, tries=4, norm_values=True)
+    step.qkv[..., heads.num_q * heads.dim :] *= 5
+    step.check(step.run())
+
+
+@interpreted
 def test_sinks_of_any_size() -> None:
     step = Step(Heads(8, 2, 64, 64, sinks=True), [3, 0, 70, 300], True, "cpu", torch.float16, tries=4)
     assert step.cache.sinks_H is not None

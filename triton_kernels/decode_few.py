@@ -46,9 +46,11 @@ def _add_newest(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, stats_ptr,
     eps, unit, M, P, num_pages,
     H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_G: tl.constexpr, NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_G: tl.constexpr, NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, NORM: tl.constexpr,
+    NORM_VALUES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A row's newest token and one kv head: its key and value into the cache, and its scores."""
+    """A row's newest token and one kv head: its key and value into the cache, and its scores, each with what its value
+    is multiplied by, if it is normed."""
     HALF: tl.constexpr = D // 2
     G: tl.constexpr = H // KV_HEADS
     row = (tl.program_id(0) // KV_HEADS).to(tl.int64)
@@ -74,7 +76,12 @@ def _add_newest(
         if R < D:
             partners = tl.load(heads_ptr + (H + head) * D + partner(columns, R), mask=columns < R, other=0.0)
             partners = partners.to(tl.float32)
-        v = tl.load(heads_ptr + (H + KV_HEADS + head) * D + numbers).to(v_ptr.dtype.element_ty)
+        v = tl.load(heads_ptr + (H + KV_HEADS + head) * D + numbers)
+        if NORM_VALUES:
+            v = v.to(tl.float32)
+            inverse = tl.rsqrt(tl.sum(v * v, 0) / D + eps)
+            v *= inverse
+        v = v.to(v_ptr.dtype.element_ty)
         cell: tl.constexpr = k_ptr.dtype.element_ty
         q0, q1 = load_queries(
             heads_ptr + head * G * D, q_norm0, q_norm1, q_norm2, cos[None, :], sin[None, :], eps, G, ROW, G, BLOCK_G,
@@ -94,6 +101,8 @@ def _add_newest(
         group = tl.arange(0, BLOCK_G)
         places = (NUM_WORKERS + tl.program_id(0)) * G + group
         tl.store(stats_ptr + places * 2, tl.sum(products, 1) * unit, mask=group < G)
+        if NORM_VALUES:
+            tl.store(stats_ptr + places * 2 + 1, inverse, mask=group < G)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
@@ -102,7 +111,7 @@ def few_rows_kernel(
     part_ptr, stats_ptr, eps, scale, B, M, P, num_pages,
     H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
     TILE: tl.constexpr, BLOCK_G: tl.constexpr, NUM_WORKERS: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr,
-    WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, NORM_VALUES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B KV_HEADS + NUM_WORKERS,): newest tokens, then stretches of old ones; each leaves a part to be merged.
 
@@ -117,7 +126,8 @@ def few_rows_kernel(
     if worker < 0:
         _add_newest(
             qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, stats_ptr,
-            eps, unit, M, P, num_pages, H, KV_HEADS, ROW, D, R, PAGE, BLOCK_G, NUM_WORKERS, ROW_WORDS, NORM, PDL,
+            eps, unit, M, P, num_pages, H, KV_HEADS, ROW, D, R, PAGE, BLOCK_G, NUM_WORKERS, ROW_WORDS, NORM,
+            NORM_VALUES, PDL,
         )  # fmt: skip
         return
     record_ptr = workers_ptr + worker * WORKER_WORDS
@@ -164,7 +174,8 @@ def few_rows_kernel(
 def few_rows_merge_kernel(
     qkv_ptr, v_ptr, sinks_ptr, rows_ptr, part_ptr, stats_ptr, out_ptr,
     H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_I: tl.constexpr, NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_I: tl.constexpr, NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, NORM_VALUES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B KV_HEADS, G, D / COLUMNS): one program merges, in order, the newest token and the parts of one q head,
     and counts its sink, if it has one.
@@ -189,6 +200,9 @@ def few_rows_merge_kernel(
     wait_for_previous(PDL)
     value_ptr = qkv_ptr + row * ROW + (H + KV_HEADS + head) * D
     value = tl.load(value_ptr + columns, mask=(columns < D) & alive, other=0.0)
+    if NORM_VALUES:
+        inverse_ptr = stats_ptr + ((NUM_WORKERS + pair) * G + tl.program_id(1)) * 2 + 1
+        value = value.to(tl.float32) * tl.load(inverse_ptr, mask=alive, other=0.0)
     acc = value.to(v_ptr.dtype.element_ty).to(tl.float32)  # as the cache has it
     largest = tl.load(stats_ptr + ((NUM_WORKERS + pair) * G + tl.program_id(1)) * 2, mask=alive, other=0.0)
     weight = 1.0
@@ -203,7 +217,7 @@ def few_rows_merge_kernel(
 def launch_few_rows(
     qkv_BN: Tensor, cos_sin_PR: Tensor, shifts_S: Tensor | None, q_norm_weight_D: Tensor | None,
     k_norm_weight_D: Tensor | None, eps: float, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, few: FewRows,
-    num_q_heads: int, scale: float, sinks_H: Tensor | None, out_BHD: Tensor,
+    num_q_heads: int, scale: float, sinks_H: Tensor | None, out_BHD: Tensor, norm_values: bool,
 ) -> None:  # fmt: skip
     """Two launches: the parts, and their merge. Graph-safe; `few` is planned."""
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
@@ -215,11 +229,12 @@ def launch_few_rows(
         page_table_SM.shape[1], cos_sin_PR.shape[0], num_pages,
         H=num_q_heads, KV_HEADS=num_kv_heads, ROW=qkv_BN.stride(0), D=head_dim, R=cos_sin_PR.shape[1], PAGE=page_size,
         TILE=few.tile, BLOCK_G=next_power_of_2(group), NUM_WORKERS=few.num_workers, WINDOW=few.window,
-        ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS, **overlap,
+        ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, NORM=norm, NORM_VALUES=norm_values,
+        num_warps=_NUM_WARPS, **overlap,
     )  # fmt: skip
     few_rows_merge_kernel[(B * num_kv_heads, group, head_dim // _MERGED_COLUMNS)](
         qkv_BN, v_cache, sinks_H, few.rows_B4, few.part_IGD, few.stats_IG2, out_BHD,
         H=num_q_heads, KV_HEADS=num_kv_heads, ROW=qkv_BN.stride(0), D=head_dim, COLUMNS=_MERGED_COLUMNS,
-        BLOCK_I=_MERGED_PARTS,
-        NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS, num_warps=_MERGE_WARPS, **overlap,
+        BLOCK_I=_MERGED_PARTS, NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS, NORM_VALUES=norm_values,
+        num_warps=_MERGE_WARPS, **overlap,
     )  # fmt: skip

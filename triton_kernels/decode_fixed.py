@@ -51,7 +51,7 @@ def fixed_decode_kernel(
     splits_ptr, num_splits_ptr, starts_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, M, P, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, ROW: gl.constexpr, D: gl.constexpr, R: gl.constexpr, PAGE: gl.constexpr,
     SPLIT: gl.constexpr, STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr,
-    PDL: gl.constexpr,
+    NORM_VALUES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_WORKERS,), one warp each."""
     TILE: gl.constexpr = k_desc.block_shape[2]
@@ -109,7 +109,8 @@ def fixed_decode_kernel(
         is_last = end * TILE >= known
         q0, q1, acc0, acc1, largest, weight = begin_pair(
             qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row,
-            slot, known, head, is_last, eps, unit, M, P, num_pages, H, KV_HEADS, ROW, D, R, PAGE, TILE, NORM, PDL,
+            slot, known, head, is_last, eps, unit, M, P, num_pages, H, KV_HEADS, ROW, D, R, PAGE, TILE, NORM,
+            NORM_VALUES, PDL,
         )  # fmt: skip
         for at in range(begin, end):
             stage = count % STAGES

@@ -63,7 +63,8 @@ def hopper_decode_kernel(
     k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr,
     rows_ptr, workers_ptr, lengths_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, B, M, P, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, ROW: gl.constexpr, D: gl.constexpr, R: gl.constexpr, PAGE: gl.constexpr,
-    STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
+    STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr,
+    NORM_VALUES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_WORKERS,), one warp each: a worker walks over its stretch of tiles."""
     TILE: gl.constexpr = k_desc.block_shape[2]
@@ -112,7 +113,8 @@ def hopper_decode_kernel(
         stop = gl.minimum(tiles, tile + left)
         q0, q1, acc0, acc1, largest, weight = begin_pair(
             qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row,
-            slot, known, head, stop == tiles, eps, unit, M, P, num_pages, H, KV_HEADS, ROW, D, R, PAGE, TILE, NORM, PDL,
+            slot, known, head, stop == tiles, eps, unit, M, P, num_pages, H, KV_HEADS, ROW, D, R, PAGE, TILE, NORM,
+            NORM_VALUES, PDL,
         )  # fmt: skip
         for at in range(tile, stop):
             stage = count % STAGES

@@ -86,6 +86,15 @@ def _turn(
 
 
 @gluon.jit
+def _norm_value(x, y, eps, HALF: gl.constexpr):
+    """A value in two halves, normed without a weight; fp32, to be rounded once."""
+    x = x.to(gl.float32)
+    y = y.to(gl.float32)
+    inverse = gl.rsqrt(gl.sum(x * x + y * y, 0) / (2 * HALF) + eps)
+    return x * inverse, y * inverse
+
+
+@gluon.jit
 def _spread_heads(q, GROUP: gl.constexpr, MMA: gl.constexpr):
     """A group's heads as the columns of a matrix product, again and again: of the sums only the group's are used."""
     LAYOUT: gl.constexpr = q.type.layout.parent
@@ -141,7 +150,8 @@ def _attend_newest(
 def begin_pair(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row, slot, known,
     head, is_last, eps, unit, M, P, num_pages, H: gl.constexpr, KV_HEADS: gl.constexpr, ROW: gl.constexpr,
-    D: gl.constexpr, R: gl.constexpr, PAGE: gl.constexpr, TILE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
+    D: gl.constexpr, R: gl.constexpr, PAGE: gl.constexpr, TILE: gl.constexpr, NORM: gl.constexpr,
+    NORM_VALUES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """A row's queries of one kv head, and the softmax before any tile: if `is_last`, of the newest token, which is
     written on the way, and of the heads' sinks, where they have some; else of nothing. Waits for the kernel ahead; from
@@ -201,6 +211,8 @@ def begin_pair(
     k0, k1 = _turn(k0, k1, k_partners, squares, k_norm0, k_norm1, k_norm2, cos, sin, eps, HALF, R, NORM)
     key0 = as_cached(k0, cell)
     key1 = as_cached(k1, cell)
+    if NORM_VALUES:
+        v0, v1 = _norm_value(v0, v1, eps, HALF)
     v0 = as_cached(v0, cell)
     v1 = as_cached(v1, cell)
     acc0, acc1, largest, weight = _attend_newest(

@@ -53,7 +53,7 @@ def _attend_to_newest(
     part_ptr, stats_ptr, eps, unit, M, P, num_pages, num_workers,
     H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
     N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr,
-    NORM: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, NORM_VALUES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A slot's newest tokens and one kv head: their keys and values into the cache, and what they see of each other."""
     HALF: tl.constexpr = D // 2
@@ -96,7 +96,11 @@ def _attend_to_newest(
             first_ptr + head * (G * D), q_norm0, q_norm1, q_norm2, q_cos, q_sin, eps, G, ROW, N * G, BLOCK_C, HALF, R,
             NORM, cell,
         )  # fmt: skip
-        v = hold(v, PDL).to(cell)  # or the compiler waits for it before it asks for queries
+        v = hold(v, PDL)  # or the compiler waits for it before it asks for queries
+        if NORM_VALUES:
+            v = v.to(tl.float32)
+            v *= tl.rsqrt(tl.sum(v * v, 1)[:, None] / D + eps)
+        v = v.to(cell)
         squares = tl.sum(k0 * k0 + k1 * k1, 1)[:, None]
         k0, k1 = turn_heads(
             k0, k1, partners, squares, k_norm0[None, :], k_norm1[None, :], k_norm2[None, :], k_cos, k_sin, eps, HALF, R,
@@ -127,7 +131,8 @@ def tried_rows_kernel(
     lengths_ptr, part_ptr, stats_ptr, eps, scale, B, M, P, num_pages, num_workers,
     H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
     TILE: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr,
-    ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, NORM_VALUES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B KV_HEADS + num_workers,): newest tokens, then stretches of old ones; each leaves a part to be merged.
 
@@ -142,7 +147,7 @@ def tried_rows_kernel(
         _attend_to_newest(
             qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, shifts_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr,
             lengths_ptr, part_ptr, stats_ptr, eps, unit, M, P, num_pages, num_workers, H, KV_HEADS, ROW, D, R, PAGE, N,
-            BLOCK_N, BLOCK_C, WINDOW, ROW_WORDS, NORM, PDL,
+            BLOCK_N, BLOCK_C, WINDOW, ROW_WORDS, NORM, NORM_VALUES, PDL,
         )  # fmt: skip
         return
     record_ptr = workers_ptr + worker * WORKER_WORDS
@@ -230,7 +235,7 @@ def tried_rows_merge_kernel(
 def launch_tried_rows(
     qkv_TN: Tensor, cos_sin_PR: Tensor, shifts_S: Tensor | None, q_norm_weight_D: Tensor | None,
     k_norm_weight_D: Tensor | None, eps: float, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, few: FewRows,
-    num_q_heads: int, scale: float, sinks_H: Tensor | None, out_THD: Tensor,
+    num_q_heads: int, scale: float, sinks_H: Tensor | None, out_THD: Tensor, norm_values: bool,
 ) -> None:  # fmt: skip
     """Two launches: the parts, and their merge. Graph-safe; `few` is planned, for several tokens of a slot."""
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
@@ -244,7 +249,7 @@ def launch_tried_rows(
         scale, B, page_table_SM.shape[1], cos_sin_PR.shape[0], num_pages, few.num_workers,
         ROW=qkv_TN.stride(0), R=cos_sin_PR.shape[1], PAGE=page_size, TILE=few.tile, BLOCK_N=dot_block(tries),
         BLOCK_C=next_power_of_2(queries), WINDOW=few.window, ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, NORM=norm,
-        num_warps=_NUM_WARPS, **sizes, **overlap,
+        NORM_VALUES=norm_values, num_warps=_NUM_WARPS, **sizes, **overlap,
     )  # fmt: skip
     tried_rows_merge_kernel[(B * num_kv_heads, queries, head_dim // _MERGED_COLUMNS)](
         sinks_H, few.rows_B4, few.lengths_T, few.part_IGD, few.stats_IG2, out_THD, few.num_workers,

@@ -164,14 +164,17 @@ def fused_decode_attention(
     out_BHD: Tensor,
     sinks_H: Tensor | None = None,
     shifts_S: Tensor | None = None,
+    *,
+    norm_values: bool = False,
 ) -> None:
     """[B, (H + 2 kv heads) D] -> `out_BHD`; K and V of row b go to position length - 1 of its slot.
 
     Rows may be parts of longer ones. Those of length 0 give zeros and write nothing; so do those that are no tokens
     where a plan is for several of each, behind each other. Softmax and norms in fp32; q and k are rounded once, as the
     prologue rounds them. `sinks_H`: see `Scoring`. `shifts_S`: how much further each slot's tokens are turned than they
-    are counted. Graph-safe. Keys of earlier steps, page tables and shares are read before the wait: between what wrote
-    them and this there must be a kernel that is launched without overlap (see overlap.py).
+    are counted. `norm_values`: values are normed, too, without a weight. Graph-safe. Keys of earlier steps, page tables
+    and shares are read before the wait: between what wrote them and this there must be a kernel that is launched
+    without overlap (see overlap.py).
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     B, group = out_BHD.shape[0], num_q_heads // num_kv_heads
@@ -190,14 +193,14 @@ def fused_decode_attention(
         launch = launch_few_rows if shares.tries == 1 else launch_tried_rows
         launch(
             qkv_BN, cos_sin_PR, shifts_S, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM,
-            shares, num_q_heads, scale, sinks_H, out_BHD,
+            shares, num_q_heads, scale, sinks_H, out_BHD, norm_values,
         )  # fmt: skip
         return
     check_shape("lengths", shares.lengths_B, B)
     norm = q_norm_weight_D is not None
     sizes = {
         "H": num_q_heads, "KV_HEADS": num_kv_heads, "ROW": qkv_BN.stride(0), "D": head_dim, "R": cos_sin_PR.shape[1],
-        "PAGE": page_size,
+        "PAGE": page_size, "NORM": norm, "NORM_VALUES": norm_values,
     }  # fmt: skip
     stages = _RING_BYTES // (2 * shares.tile * head_dim * k_cache.dtype.itemsize)
     if isinstance(shares, FixedSplits):
@@ -206,7 +209,7 @@ def fused_decode_attention(
             q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PR, shifts_S,
             page_table_SM, sinks_H, shares.splits_I4, shares.num_splits_1, shares.starts_B, shares.part_IHD,
             shares.stats_IH2, out_BHD, eps, scale, page_table_SM.shape[1], cos_sin_PR.shape[0], num_pages,
-            SPLIT=shares.split, STAGES=stages, NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm,
+            SPLIT=shares.split, STAGES=stages, NUM_WORKERS=shares.num_workers, WINDOW=shares.window,
             PDL=True, num_warps=1, launch_pdl=True, **sizes,
         )  # fmt: skip
         merge_splits(shares.counts_B, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD)
@@ -216,7 +219,7 @@ def fused_decode_attention(
         q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PR, shifts_S,
         page_table_SM, sinks_H, shares.rows_B4, shares.workers_WN, shares.lengths_B, shares.part_IGD,
         shares.stats_IG2, out_BHD, eps, scale, B, page_table_SM.shape[1], cos_sin_PR.shape[0], num_pages,
-        STAGES=stages, NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1,
+        STAGES=stages, NUM_WORKERS=shares.num_workers, WINDOW=shares.window, PDL=True, num_warps=1,
         launch_pdl=True, **sizes,
     )  # fmt: skip
     merge_parts_kernel[(shares.num_workers, group)](
