@@ -124,6 +124,8 @@ def test_few_numbers_turn(
         (Heads(3, 1, 64, 32, window=40, sinks=True), FP8),
         (Heads(2, 1, 256, 64, window=100), None),
         long(Heads(8, 1, 256, 64), FP8),
+        (Heads(2, 1, 512, 64), None),
+        long(Heads(8, 1, 512, 32), FP8),
     ],
     ids=str,
 )

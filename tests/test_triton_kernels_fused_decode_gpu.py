@@ -43,8 +43,12 @@ NORMING_VALUES = [
     Heads(8, 1, 256, 64, window=512),
     Heads(8, 2, 256, 32, window=512),
     Heads(8, 1, 256, 64),
+    Heads(16, 2, 512, 64),
+    Heads(8, 1, 512, 32),
+    Heads(8, 2, 512, 64),
+    Heads(4, 2, 512, 128, window=700),
 ]
-"""As Gemma 4 has them."""
+"""As Gemma 4 has them, and some more."""
 
 PLANS = {"few": FewRows, "many": DecodeShares, "fixed": FixedSplits}
 

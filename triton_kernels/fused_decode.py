@@ -41,20 +41,20 @@ from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.tiles import hopper_descriptor
 from tercet.triton_kernels.windows import most_tiles
 
-_HEADS = (64, 128, 256)
-"""Numbers of heads that are fused."""
-_TILE_BYTES = 64
-"""Of one of the numbers that a token has: tiles of 32 tokens, in FP8 of 64; of heads of 256 numbers half of that."""
-_RING_BYTES = 48 * 1024
-"""Keys and values that are on their way to a worker: three tiles, or six of heads of 64 numbers."""
+_MOST_HEADS = {64: 16, 128: 16, 256: 8, 512: 8}
+"""By the numbers of a head that is fused, q heads of one kv head at most: columns of a matrix product, and queries that
+fit registers."""
+_TILE_BYTES, _LEAST_TILE = 64, 16
+"""Of one of the numbers that a token has: tiles of 32 tokens, in FP8 of 64; of heads of 256 numbers half of that, of
+512 what a product has at least."""
+_BYTES_ON_THEIR_WAY = 192 * 1024
+"""Keys and values, to all workers of a multiprocessor: to each three tiles, or six of heads of 64 numbers, or two of
+512."""
 _PIECE = 64
 """Numbers of 16 bits of a head that the copy engine brings in one piece, at most."""
-_WORKERS_PER_MULTIPROCESSOR = 4
+_WORKERS_PER_MULTIPROCESSOR, _WORKERS_OF_LARGE = 4, 3
+"""And of heads of more than 256 numbers."""
 _MERGED_PARTS, _MERGE_WARPS = 8, 1
-_MOST_HEADS = 16
-"""Q heads of one kv head: columns of a matrix product."""
-_MOST_NUMBERS = 16 * 128
-"""Of their queries: more do not fit registers."""
 
 _FEW_ROWS = 1
 """Up to here the kernel for few rows, if nothing is known of their length: two to four it serves faster while they are
@@ -69,7 +69,7 @@ _FEW_TRIED = 8
 _MOST_TRIED = 32 * 128
 """Numbers of their queries of one kv head: more do not fit registers."""
 _SPLIT = 256
-"""Tokens of a fixed split."""
+"""Tokens of a fixed split; twice as many of heads of 512 numbers, whose sums are twice as large."""
 
 FusedPlan = DecodeShares | FewRows | FixedSplits
 
@@ -85,8 +85,8 @@ def can_fuse_decode(
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     group = num_q_heads // num_kv_heads
-    fits = head_dim in _HEADS and _turns(rotary_dim, head_dim) and page_size % 32 == 0
-    fits = fits and k_cache.dtype.itemsize <= 2 and group <= min(_MOST_HEADS, _MOST_NUMBERS // head_dim)
+    fits = group <= _MOST_HEADS.get(head_dim, 0) and _turns(rotary_dim, head_dim) and page_size % 32 == 0
+    fits = fits and k_cache.dtype.itemsize <= 2
     if tries > 1:
         fits = fits and tries * group * head_dim <= _MOST_TRIED
         fits = fits and (_see_few(num_rows, scoring.window) or (num_rows <= _FEW_TRIED and longest < LONG))
@@ -118,14 +118,15 @@ def plan_fused_decode(
     check_indices("decode_slots", decode_slots_B, k_cache, num_rows)
     check_indices("decode_lengths", decode_lengths_B, k_cache, num_rows)
     check_indices("page_table", page_table_SM, k_cache, None, None)
-    num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
+    num_workers = _workers_each(head_dim) * multiprocessors(k_cache.device)
     max_tokens = page_table_SM.shape[1] * page_size
-    tile = min(_TILE_BYTES // k_cache.dtype.itemsize // max(head_dim // 128, 1), page_size)
+    tile = min(max(_TILE_BYTES // k_cache.dtype.itemsize // max(head_dim // 128, 1), _LEAST_TILE), page_size)
     if lengths_T is not None:
         check_indices("lengths", lengths_T, k_cache, num_rows * tries)
     if deterministic:
+        split = _SPLIT * max(head_dim // 256, 1) // tile
         splits = make_fixed_splits(
-            decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, tile, _SPLIT // tile, window=window
+            decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, tile, split, window=window
         )
         plan_fixed_splits(decode_slots_B, splits)
         return splits
@@ -202,7 +203,8 @@ def fused_decode_attention(
         "H": num_q_heads, "KV_HEADS": num_kv_heads, "ROW": qkv_BN.stride(0), "D": head_dim, "R": cos_sin_PR.shape[1],
         "PAGE": page_size, "NORM": norm, "NORM_VALUES": norm_values,
     }  # fmt: skip
-    stages = _RING_BYTES // (2 * shares.tile * head_dim * k_cache.dtype.itemsize)
+    ring = _BYTES_ON_THEIR_WAY // _workers_each(head_dim)
+    stages = ring // (2 * shares.tile * head_dim * k_cache.dtype.itemsize)
     if isinstance(shares, FixedSplits):
         fixed_decode_kernel[(shares.num_workers,)](
             _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
@@ -227,6 +229,11 @@ def fused_decode_attention(
         H=num_q_heads, G=group, D=head_dim, BLOCK_I=_MERGED_PARTS, WORKER_WORDS=WORKER_WORDS, PDL=True,
         num_warps=_MERGE_WARPS, launch_pdl=True,
     )  # fmt: skip
+
+
+def _workers_each(head_dim: int) -> int:
+    """Of a multiprocessor."""
+    return _WORKERS_PER_MULTIPROCESSOR if head_dim <= 256 else _WORKERS_OF_LARGE
 
 
 def _turns(rotary_dim: int, head_dim: int) -> bool:
