@@ -206,7 +206,8 @@ def launch_all(steps: Steps, rank: int) -> None:
 
 
 def _few_layers(config: ModelConfig, kept: Kept) -> tuple[ModelConfig, Kept]:
-    """The same model with one layer of each kind, and the last: kernels are the same for all rotary tables."""
+    """The same model with one layer of each kind, and the last: kernels are the same for all rotary tables. Of the
+    first one's kind another where blocks' ends are normed: it finds what was added ahead of it still to be added."""
     of_layers: defaultdict[str, dict[str, StoredAs]] = defaultdict(dict)
     for name, way in kept.items():
         layer, _, matrix = name.removeprefix(LAYERS).partition(".")
@@ -221,7 +222,8 @@ def _few_layers(config: ModelConfig, kept: Kept) -> tuple[ModelConfig, Kept]:
         )
         for layer, window in enumerate(config.layer_windows)
     )
-    few = (*dict.fromkeys(others), last)
+    again = others[:1] if config.norms.behind_attention is not None and others[:1] != [last] else []
+    few = (*again, *dict.fromkeys(others), last)
     experts = config.experts
     if experts is not None:
         experts = replace(experts, layers=frozenset(layer for layer, (_, many, *_) in enumerate(few) if many))
