@@ -1,16 +1,19 @@
 """The decoder through the kernels, in Triton's interpreter: the same logits as transformers."""
 
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from checkpoints import checkpoint, random_prompts, reference_model
+from checkpoints import checkpoint, make_checkpoint, random_prompts, reference_model
 from covering import long
 from interpreted import rerun_interpreted
 from paged_sequences import Sequences, make_decoder
 from slot_tables import random_table
-from tercet.triton_kernels import matmul_parts
+from tercet.model import attention_plan
+from tercet.triton_kernels import decode_few, fused_decode, matmul_parts
+from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.matmul import matmul_add
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.sample import sample
@@ -54,7 +57,18 @@ from tercet.triton_kernels.sample import sample
     ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:
-    check(family, deterministic)
+    check(checkpoint(family), deterministic, whole=family in ("qwen2", "mistral"))
+
+
+def test_layers_that_are_fused_and_layers_that_borrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Hopper, by the kernel for few rows, which norms values too; the others attend to what it has written."""
+    monkeypatch.setattr(attention_plan, "can_fuse_decode", lambda *args, **options: True)
+    monkeypatch.setattr(fused_decode, "_FEW_ROWS", 8)
+    fused = Mock(side_effect=decode_few.launch_few_rows)
+    monkeypatch.setattr(fused_decode, "launch_few_rows", fused)
+    path = make_checkpoint("gemma4-told", tmp_path, head_dim=64, global_head_dim=128)
+    check(path, deterministic=False)
+    assert fused.call_count == (3 if INTERPRETED else 0), "of the second step, each layer that has keys of its own"
 
 
 def test_draws_are_from_logits_with_their_cap() -> None:
@@ -76,20 +90,17 @@ def test_products_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_parts, "choose_matmul", lambda *args: config)
     whole = Mock(side_effect=matmul_add)
     monkeypatch.setattr("tercet.model.linear.matmul_add", whole)
-    check("qwen3", deterministic=False)
+    check(checkpoint("qwen3"), deterministic=False)
     assert not whole.called
-    check("qwen3", deterministic=True)
+    check(checkpoint("qwen3"), deterministic=True)
     assert whole.called
 
 
-def check(family: str, deterministic: bool) -> None:
-    path = checkpoint(family)
+def check(path: Path, deterministic: bool, *, whole: bool = False) -> None:
     a, b = random_prompts(2, 9, 12, seed=6)
     with torch.inference_mode():
         wanted_a, wanted_b = (reference_model(path)(torch.tensor([ids])).logits[0] for ids in (a, b))
-    run = Sequences(
-        make_decoder(path, layout="fused", deterministic=deterministic), 2, whole=family in ("qwen2", "mistral")
-    )
+    run = Sequences(make_decoder(path, layout="fused", deterministic=deterministic), 2, whole=whole)
     first = run.step({}, {0: a[:-1], 1: b[:3]})
     second = run.step({0: a[-1]}, {1: b[3:6]}, pad_b=1, pad_t=2)
     for got, wanted in [(first, (wanted_a[-2], wanted_b[2])), (second, (wanted_a[-1], wanted_b[5]))]:
