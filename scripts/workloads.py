@@ -50,6 +50,11 @@ def steady_decode(batch: int, context: int, name: str) -> Workload:
     return Workload(name, "ms/token", _random_prompts(batch, context), [2 + num_tokens] * batch)
 
 
+def crowd(batch: int, context: int, name: str) -> Workload:
+    """`batch` prompts of `context` ids, 256 tokens each: what the cache has room for at a time decides."""
+    return Workload(name, "output tok/s", _random_prompts(batch, context), [256] * batch)
+
+
 def prefill() -> Workload:
     """16 prompts of 8,192 ids, one token each."""
     return Workload("prefill", "prompt tok/s", _random_prompts(16, 8192), [1] * 16)
@@ -76,17 +81,19 @@ def small(batch: int, name: str) -> Workload:
 
 
 def workload(name: str) -> Workload:
-    """The workload of that name: nano256, bsB_ctxC, prefill, ttft_C, turn_C, embedB_ctxC, cpuB."""
+    """The workload of that name: nano256, bsB_ctxC, crowdB_ctxC, prefill, ttft_C, turn_C, embedB_ctxC,
+    cpuB."""
     for pattern, make in _FAMILIES.items():
         if match := re.fullmatch(pattern, name):
             return make(name, *(int(number) for number in match.groups()))
-    wanted = "nano256, bsB_ctxC (bs8_ctx1024), prefill, ttft_C, turn_C, embedB_ctxC or cpuB"
+    wanted = "nano256, bsB_ctxC (bs8_ctx1024), crowdB_ctxC, prefill, ttft_C, turn_C, embedB_ctxC or cpuB"
     raise ValueError(f"workload {name!r} is unknown; want {wanted}")
 
 
 _FAMILIES: dict[str, Callable[..., Workload]] = {
     "nano256": lambda name: nano256(),
     r"bs(\d+)_ctx(\d+)": lambda name, batch, context: steady_decode(batch, context, name),
+    r"crowd(\d+)_ctx(\d+)": lambda name, batch, context: crowd(batch, context, name),
     "prefill": lambda name: prefill(),
     r"ttft_(\d+)": lambda name, context: first_token(context, name),
     r"turn_(\d+)": lambda name, context: next_turn(context, name),
