@@ -1,6 +1,9 @@
 """Layers that borrow keys and values: of prompts only the rows go through them, and nobody sees a difference."""
 
+import json
+from dataclasses import replace
 from functools import partialmethod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +11,14 @@ import torch
 from torch import Tensor
 
 from checkpoints import checkpoint, random_prompts, reference_model
+from covering import long
+from gemma4_fields import whole
 from paged_sequences import Sequences, make_decoder
-from tercet.model import layers
+from tercet.model import compile_ahead, layers
+from tercet.model.checkpoint import read_config
 from tercet.model.decoder import Decoder
+from tercet.model.padded_shapes import Shapes
+from test_model_compile_ahead import launches, steps_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -106,3 +114,17 @@ def test_logits_of_every_token_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> N
     logits = [*first[48:], *second[1:], *third[2:-1]]
     torch.testing.assert_close(first[:48], wanted_a[:48], rtol=1e-4, atol=1e-4 * float(wanted_a.abs().max()))
     torch.testing.assert_close(torch.stack(logits), wanted_b, rtol=1e-4, atol=1e-4 * float(wanted_b.abs().max()))
+
+
+@pytest.mark.parametrize("deterministic", [False, long(True)])
+def test_compilers_know_all_kernels(deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Gemma 4 E2B, with as many layers and heads as it has."""
+    fields = whole("E2B", vocab_size=1024, vocab_size_per_layer_input=1024)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    options = {"max_num_seqs": 20, "max_num_batched_tokens": 256, "max_model_len": 32_768}
+    steps = replace(steps_of("gemma4-told", **options, deterministic=deterministic), config=read_config(tmp_path))
+    ahead = launches(steps)
+    assert any(what.startswith("fixed_decode" if deterministic else "few_rows_kernel") for what in ahead)
+    monkeypatch.setattr(compile_ahead, "_few_layers", lambda config, kept: (config, kept))
+    monkeypatch.setattr(Shapes, "for_compilers", lambda self: self.for_graphs())
+    assert launches(steps) <= ahead

@@ -1,7 +1,6 @@
 """What is compiled ahead: all kernels of all kinds of steps, in parts that share them, sums over ranks among them."""
 
 import itertools
-import json
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from checkpoints import checkpoint, make_checkpoint
 from covering import long
 from eagle_layers import eagle_checkpoint
-from gemma4_fields import whole
 from guessing_layers import guessing_checkpoint
 from seeing_models import seeing
 from tercet.model import compile_ahead as module
@@ -164,22 +162,6 @@ def test_steps_with_images_use_no_others(kind: str, monkeypatch: pytest.MonkeyPa
 
 def test_steps_of_layers_of_several_sizes_use_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = launches(steps := steps_of("gemma4-told", max_num_seqs=20, max_num_batched_tokens=256))
-    monkeypatch.setattr(module, "_few_layers", lambda config, kept: (config, kept))
-    monkeypatch.setattr(Shapes, "for_compilers", lambda self: self.for_graphs())
-    assert launches(steps) <= ahead
-
-
-@pytest.mark.parametrize("deterministic", [False, long(True)])
-def test_steps_of_layers_that_borrow_use_no_others(
-    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As large as they are, so that they are fused."""
-    fields = whole("E2B", vocab_size=1024, vocab_size_per_layer_input=1024)
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    options = {"max_num_seqs": 20, "max_num_batched_tokens": 256, "max_model_len": 32_768}
-    steps = replace(steps_of("gemma4-told", **options, deterministic=deterministic), config=read_config(tmp_path))
-    ahead = launches(steps)
-    assert any(what.startswith("fixed_decode" if deterministic else "few_rows_kernel") for what in ahead)
     monkeypatch.setattr(module, "_few_layers", lambda config, kept: (config, kept))
     monkeypatch.setattr(Shapes, "for_compilers", lambda self: self.for_graphs())
     assert launches(steps) <= ahead
