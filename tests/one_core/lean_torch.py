@@ -1,15 +1,29 @@
-"""`import torch` without what only its tracers and exporters need, two fifths of its time, where processes start often.
+"""`import torch` without what tracers, exporters and trainers need, where processes start often: half of its time.
 
-What stands in for such a module becomes it when something of it is asked for. Of the one that tells how tensors
-without data are computed nobody asks: what it would tell is missing, and PyTorch says so.
+What stands in for such a module becomes it when something of it is asked for, or a module inside it. Of the one that
+tells how tensors without data are computed nobody asks: what it would tell is missing, and PyTorch says so.
 """
 
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 _UNASKED = "torch._meta_registrations"
-_LATER = (_UNASKED, "torch.export")
+_LATER = {
+    _UNASKED,
+    "torch.distributions",
+    "torch.export",
+    "torch.hub",
+    "torch.masked",
+    "torch.nn.intrinsic",
+    "torch.nn.qat",
+    "torch.nn.quantizable",
+    "torch.nn.quantized",
+    "torch.optim",
+    "torch.profiler",
+    "torch.quantization",
+    "torch.utils.data",
+}
 
 
 def import_lean() -> None:
@@ -19,9 +33,14 @@ def import_lean() -> None:
 
 class _Finder:
     def find_spec(self, name, path, target=None):
-        spec = PathFinder.find_spec(name, path) if name in _LATER else None
-        if spec is not None:
-            spec.loader = _LateLoader(spec.loader)
+        if name not in _LATER:
+            first = sys.modules.get(name.rpartition(".")[0])
+            if type(first) is not _Late:
+                return None
+            first._become()  # or what is in it runs before it
+            return ModuleSpec(name, _Nothing(sys.modules[name])) if name in sys.modules else None
+        spec = PathFinder.find_spec(name, path)
+        spec.loader = _LateLoader(spec.loader)
         return spec
 
 
@@ -41,11 +60,28 @@ class _LateLoader:
             torch._C._set_generator_metaclass(OpaqueBaseMeta)  # or no generator can be made
 
 
+class _Nothing:
+    """Left to be done for a module that has come with another."""
+
+    def __init__(self, module):
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec):
+        return self.module
+
+    def exec_module(self, module):
+        module.__spec__ = self.spec
+
+
 class _Late(ModuleType):
     def __getattr__(self, name):
         """It has no attributes yet but those of every module."""
         if name.startswith("__"):
             raise AttributeError(name)
-        self.__class__ = ModuleType
-        self.__spec__.loader.loader.exec_module(self)
-        return getattr(self, name)
+        return getattr(self._become(), name)
+
+    def _become(self):
+        if type(self) is _Late:
+            self.__class__ = ModuleType
+            self.__spec__.loader.loader.exec_module(self)
+        return self
