@@ -47,13 +47,17 @@ def checkpoint(family: str) -> Path:
 
 def make_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
     """Write a checkpoint into `folder`; `overrides` go into its config.json."""
-    kind, settings = FAMILIES[family]
-    config = kind(**{**SHAPE, **settings, **overrides})
+    config = tiny_config(family, **overrides)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomize(model, torch.Generator().manual_seed(seed))
     model.save_pretrained(folder)
     tokenizer(config.vocab_size).save_pretrained(folder)
     return folder
+
+
+def tiny_config(family: str, **overrides: Any) -> Any:
+    kind, settings = FAMILIES[family]
+    return kind(**{**SHAPE, **settings, **overrides})
 
 
 def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
