@@ -96,10 +96,12 @@ class _Step:
         plan_decode_work(self.lengths, self.slots, self.work, layer.kv_heads)
 
     def plan(self, *, longest: int = 0, deterministic: bool = False) -> FusedPlan:
-        return plan_fused_decode(
+        plan = plan_fused_decode(
             self.lengths, self.slots, self.table, self.layer.heads, self.caches[0][0], window=self.layer.window,
             deterministic=deterministic, longest=longest,
         )  # fmt: skip
+        torch.cuda.synchronize()  # in a step a kernel without overlap is between what plans and what reads the plan
+        return plan
 
     def row(self, plan: FusedPlan) -> Row:
         way = _WAYS[type(plan)] + " FP8" * (self.caches[0][0].dtype == FP8)

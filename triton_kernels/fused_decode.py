@@ -130,7 +130,7 @@ def plan_fused_decode(
         )
         plan_fixed_splits(decode_slots_B, splits)
         return splits
-    if tries > 1 or _see_few(num_rows, window) or (longest < LONG and (longest or num_rows <= _FEW_ROWS)):
+    if tries > 1 or _see_few(num_rows, window) or _are_few(num_rows, longest, head_dim):
         # No more than there can be tiles: until those that find nothing to do have gone, the kernels behind have no
         # room to load their weights.
         few_tile = _FEW_TILE // max(head_dim // 128, 1)
@@ -239,6 +239,13 @@ def _workers_each(head_dim: int) -> int:
 def _turns(rotary_dim: int, head_dim: int) -> bool:
     """Whether all numbers of a head turn, or of its first half the first."""
     return rotary_dim == head_dim or rotary_dim <= head_dim // 2
+
+
+def _are_few(num_rows: int, longest: int, head_dim: int) -> bool:
+    """One long row with heads of 512, too: the other kernel has parts of it to merge for twice as long."""
+    if longest < LONG:
+        return longest > 0 or num_rows <= _FEW_ROWS
+    return head_dim > 256 and num_rows <= _FEW_ROWS
 
 
 def _see_few(num_rows: int, window: int) -> bool:
