@@ -29,34 +29,36 @@ class PageTables:
 
     # ----------------------------------------------------------------------------- what is cached already
 
-    def cached(self, hashes: Sequence[bytes]) -> tuple[int, int]:
-        """Pages of the longest prefix whose pages are there, as far as anybody who goes on behind it sees them; and of
-        the longest whose pages are there in the tables of layers that see all."""
-        end = len(hashes)
-        windowed = [table for table, window in enumerate(self.need.windows) if window]
+    def cached(self, hashes: Sequence[bytes]) -> tuple[list[Held], int]:
+        """What one who goes on behind the longest prefix that is there has to hold of it, and does not hold yet: all of
+        it, or what windows see. And how many pages are there in the tables of layers that see all."""
+        end, found = len(hashes), dict[int, list[int]]()
         for table, window in enumerate(self.need.windows):
             if not window:
-                end = len(self.pool.find(_key(page_hash, table) for page_hash in hashes[:end]))
+                found[table] = self.pool.find(_key(page_hash, table) for page_hash in hashes[:end])
+                end = len(found[table])
         most = begin = end
+        windowed = [table for table, window in enumerate(self.need.windows) if window]
         while windowed and begin > self._first_seen(end):
             begin -= 1
             if not all(_key(hashes[begin], table) in self.pool for table in windowed):
                 end = begin
-        return end, most
+        tables = []
+        for table, window in enumerate(self.need.windows):
+            first = self.need.first_seen(window, end * self.need.page_size)
+            seen = (_key(page_hash, table) for page_hash in hashes[first:end])
+            tables.append(Held(first, self.pool.find(seen) if window else found[table][:end]))
+            assert tables[-1].end == end
+        return tables, most
+
+    def nothing(self) -> list[Held]:
+        """What one holds who begins anew."""
+        return [Held() for _ in self.need.windows]
 
     def _first_seen(self, num_pages: int) -> int:
         """By any layer with a window, of a token right behind so many pages."""
         position = num_pages * self.need.page_size
         return min(self.need.first_seen(window, position) for window in self.need.windows if window)
-
-    def shared(self, hashes: Sequence[bytes]) -> list[Held]:
-        """What goes on behind pages with these hashes has to hold of them. They are there, but not held yet."""
-        end, tables = len(hashes), list[Held]()
-        for table, window in enumerate(self.need.windows):
-            first = self.need.first_seen(window, end * self.need.page_size)
-            tables.append(Held(first, self.pool.find(_key(page_hash, table) for page_hash in hashes[first:])))
-            assert tables[-1].end == end
-        return tables
 
     def shared_with(self, source: Sequence[Held], num_tokens: int) -> tuple[list[Held], list[int]] | None:
         """What one holds of its first tokens that another is to hold, too: full pages, and of each table one that both

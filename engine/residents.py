@@ -217,13 +217,13 @@ class Residents:
     def _head(self, request: Request) -> Head:
         """What it need not compute. Its last token is always computed: somebody has to sample from it."""
         if _computes_all(request):
-            return Head(0, self.tables.shared([]))
+            return Head(0, self.tables.nothing())
         most, size = len(request.token_ids) - 1, self._settings.page_size
-        hashes = request.hashes[1 : most // size + 1]
-        num_pages, num_cached = self.tables.cached(hashes)
-        num_tokens = num_pages * size
+        tables, num_cached = self.tables.cached(request.hashes[1 : most // size + 1])
+        num_tokens = tables[0].end * size
         if self.states.tile:  # of a source only keys and values are there: its state has gone on
             num_tokens = self.states.longest(request.hashes, num_tokens)
+            tables = [held.part(0, num_tokens // size) for held in tables]
         elif request.family is not None and request.family.sources:
             num_shared = min(request.num_prompt, most)
             shared = self.tables.shared_with(request.family.sources[0].tables, num_shared)
@@ -231,7 +231,7 @@ class Residents:
                 # Its source goes on writing behind the prompt, on the page that both end it on: that one is copied. The
                 # source runs, so whatever becomes of it, its pages are given back after the plan in the making.
                 return Head(num_shared, *shared)
-        return Head(num_tokens, self.tables.shared(hashes[: num_tokens // size]), num_cached=num_cached * size)
+        return Head(num_tokens, tables, num_cached=num_cached * size)
 
     # -------------------------------------------------------------------------------------------- going
 
