@@ -37,7 +37,8 @@ class Kind(NamedTuple):
 
     def is_like(self, other: "Kind") -> bool:
         """But for whose keys and values they attend to, and where those are."""
-        return self[1:4] == other[1:4]
+        own, others = (one._replace(table=0, borrowed=False) for one in (self, other))
+        return own == others
 
 
 class Attending(NamedTuple):

@@ -58,7 +58,7 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
             step = _Step(stopwatch, layer, batch, length, torch.bfloat16)
             if batch <= _MOST_FEW:
                 yield step.row(step.plan(longest=length))
-            if not layer.window or batch > _MOST_FEW:  # else it is for few rows all the same
+            if batch > (_MOST_FEW if layer.window else 1):  # else it is for few rows all the same
                 yield step.row(step.plan(longest=LONG))
             yield step.row(step.plan(deterministic=True))
         step = _Step(stopwatch, layer, 64, 2 * layer.window or 1024, FP8)
