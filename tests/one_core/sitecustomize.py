@@ -8,7 +8,9 @@ import sys
 
 if "tercet.engine.worker" in sys.orig_argv:
     os.sched_getaffinity = lambda pid: {0}
-if any(argument in ("tercet.engine.worker", "-c") or argument.endswith("_rank.py") for argument in sys.orig_argv):
+_RANK = "_rank.py"
+_names = [os.path.basename(argument) for argument in sys.orig_argv]
+if any(name in ("tercet.engine.worker", "-c") or (name.endswith(_RANK) and name[:5] != "test_") for name in _names):
     from lean_torch import import_lean
 
     import_lean()
